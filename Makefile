@@ -10,7 +10,7 @@ PARITY := .venv-parity
 EXTRAS := local,train,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format slow parity bench clean
+.PHONY: help setup run test check format slow parity bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,3 @@ $(PARITY)/.installed: $(STAMP) tests/parity/install.py tests/parity/requirements
 
 bench: $(STAMP)  ## training speed against stock Hugging Face Mamba-2
 	$(BIN)/python -m tests.bench_training $(ARGS)
-
-clean:  ## remove the environments and tool caches (runs/ stays)
-	rm -rf $(VENV) $(PARITY) .pytest_cache .mypy_cache .ruff_cache .hypothesis
