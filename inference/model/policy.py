@@ -1,0 +1,141 @@
+"""What the generator drives: a model that takes new tokens of some rows and returns next-token logits.
+
+In:  lists of new token ids, one ragged row a session.  Out: fp32 logits after each row's last token, and the states.
+Paper: CMT-RAG 3.1 (Mamba-2: the state is carried) and Table 3 (Transformer: the history is re-encoded each turn).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inference.model.mamba import TraceMambaForCausalLM
+from inference.model.states import RecurrentStates
+from inference.model.transformer import TransformerGenerator
+
+
+def _right_pad(rows: Sequence[Sequence[int]], device) -> tuple[Tensor, Tensor]:
+    if any(len(row) == 0 for row in rows):
+        raise ValueError("every row needs at least one new token")
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.as_tensor(row, dtype=torch.long)
+    return ids.to(device), lengths
+
+
+class MambaPolicy:
+    """Carries the recurrent state: only new tokens are ever computed."""
+
+    def __init__(self, model: TraceMambaForCausalLM):
+        self.model = model.eval()
+        self.vocab_size = model.config.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self.model.backbone.embeddings.weight.device
+
+    def new_states(self, n: int) -> RecurrentStates:
+        """States of n fresh sessions."""
+        return RecurrentStates.zeros(self.model.config, n, self.device)
+
+    @torch.no_grad()
+    def feed(self, states: RecurrentStates, token_ids: Sequence[Sequence[int]]) -> tuple[Tensor, RecurrentStates]:
+        """Reads new tokens: (logits (B, V) after each row's last token, new states)."""
+        ids, lengths = _right_pad(token_ids, self.device)
+        ragged = ids.shape[1] > 1
+        hidden, states = self.model.hidden(ids, states=states, lengths_B=lengths if ragged else None, return_states=True)
+        last = hidden[torch.arange(len(token_ids), device=ids.device), lengths - 1]
+        return self.model.logits(last), states
+
+
+@dataclass
+class HistoryStates:
+    """What a Transformer session has read: token ids, and the keys and values computed so far in this turn."""
+
+    histories: list[list[int]]
+    cache: Any = None
+    cached: Tensor | None = None  # (B, M) bool, which cache columns are real tokens
+
+    def __len__(self) -> int:
+        return len(self.histories)
+
+    def select(self, rows: Sequence[int]) -> "HistoryStates":
+        """Some rows, in that order."""
+        histories = [list(self.histories[i]) for i in rows]
+        if self.cache is None:
+            return HistoryStates(histories)
+        return HistoryStates(histories, _select_cache(self.cache, rows), self.cached[torch.as_tensor(rows)])
+
+    gather = select
+
+    @staticmethod
+    def cat(parts: Sequence["HistoryStates"]) -> "HistoryStates":
+        """Joins rows; their keys and values are dropped, so the next call encodes the histories again."""
+        return HistoryStates([list(h) for part in parts for h in part.histories])
+
+
+def _select_cache(cache: Any, rows: Sequence[int]) -> Any:
+    from transformers import DynamicCache
+
+    index = torch.as_tensor(rows)
+    picked = DynamicCache()
+    for i, layer in enumerate(cache.layers):
+        picked.update(layer.keys.index_select(0, index.to(layer.keys.device)), layer.values.index_select(0, index.to(layer.keys.device)), i)
+    return picked
+
+
+class TransformerPolicy:
+    """Re-encodes the whole history at the start of a turn, then continues with keys and values."""
+
+    def __init__(self, model: TransformerGenerator):
+        self.model = model.eval()
+        self.vocab_size = model.get_input_embeddings().weight.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self.model.get_input_embeddings().weight.device
+
+    def new_states(self, n: int) -> HistoryStates:
+        """States of n fresh sessions."""
+        return HistoryStates([[] for _ in range(n)])
+
+    @torch.no_grad()
+    def feed(self, states: HistoryStates, token_ids: Sequence[Sequence[int]]) -> tuple[Tensor, HistoryStates]:
+        """Reads new tokens: (logits (B, V) after each row's last token, new states)."""
+        from transformers import DynamicCache
+
+        histories = [history + list(new) for history, new in zip(states.histories, token_ids, strict=True)]
+        steps = {len(new) for new in token_ids}
+        if states.cache is None or steps != {1}:
+            rows, cache = histories, DynamicCache()
+            past = torch.zeros(len(rows), 0, dtype=torch.bool, device=self.device)
+        else:
+            rows, cache, past = [list(new) for new in token_ids], states.select(range(len(states))).cache, states.cached
+        ids, lengths = _right_pad(rows, self.device)
+        mask = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        full = torch.cat([past, mask], dim=1)
+        positions = (full.long().cumsum(1) - 1).clamp(min=0)[:, past.shape[1] :]
+        embedded = self.model.with_structural_inputs(ids, self.model.get_input_embeddings()(ids))
+        out = self.model.model.base_model(
+            inputs_embeds=embedded, attention_mask=full.long(), position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        last = out.last_hidden_state[torch.arange(len(rows), device=ids.device), lengths - 1]
+        return self.model.logits(last), HistoryStates(histories, cache, full)
+
+
+def make_policy(model: torch.nn.Module) -> MambaPolicy | TransformerPolicy:
+    """The policy for a loaded model."""
+    return MambaPolicy(model) if isinstance(model, TraceMambaForCausalLM) else TransformerPolicy(model)
+
+
+def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MambaPolicy | TransformerPolicy:
+    """``make_policy`` over ``load_model``."""
+    from inference.model.checkpoint import load_model
+
+    return make_policy(load_model(path, dtype, device))
