@@ -1,11 +1,13 @@
 """Install mamba-ssm's Triton kernels on a machine without a GPU, into a folder of their own.
 
-In: tests/parity/requirements.txt. Out: FOLDER/site, to be put on PYTHONPATH in front of the running environment, whose
-packages stay as constraints.txt pins them. Run by `make parity`:  python -m tests.parity.install FOLDER
+In: tests/parity/requirements.txt. Out: FOLDER/site, to be put on PYTHONPATH in front of the running
+environment, whose packages stay as constraints.txt pins them. Run by `make parity`:
+python -m tests.parity.install FOLDER
 
-mamba-ssm has only a source distribution, and its build asks `torch.version.cuda`, which a CPU build of torch leaves at
-None. For the length of that one build a `sitecustomize` module names a CUDA version; no CUDA code is compiled, because
-the kernels compared are Triton's and come as Python files. causal-conv1d is CUDA only and not needed.
+mamba-ssm has only a source distribution, and its build asks `torch.version.cuda`, which a CPU build of torch
+leaves at None. For the length of that one build a `sitecustomize` module names a CUDA version; no CUDA code is
+compiled, because the kernels compared are Triton's and come as Python files. causal-conv1d is CUDA only and
+not needed.
 """
 
 import os

@@ -1,8 +1,9 @@
-"""Make mamba-ssm's Triton kernels callable without a GPU: Triton interprets them on the CPU, slowly and exactly.
+"""mamba-ssm's Triton kernels without a GPU: Triton interprets them on the CPU, slowly and exactly.
 
-In: an environment with triton and mamba-ssm (tests/parity/install.py) and TRITON_INTERPRET=1. Out: after `enable()`,
-`mamba_ssm.ops.triton.*` imports and runs on CPU tensors, so the code under test calls the kernels as it does on a GPU.
-`enable()` changes process-wide state and is not undone: parity tests run in a process of their own (`make parity`).
+In: an environment with triton and mamba-ssm (tests/parity/install.py) and TRITON_INTERPRET=1. Out: after
+`enable()`, `mamba_ssm.ops.triton.*` imports and runs on CPU tensors, so the code under test calls the kernels as
+it does on a GPU. `enable()` changes process-wide state and is not undone: parity tests run in a process of their
+own (`make parity`).
 """
 
 import contextlib
@@ -37,9 +38,9 @@ def missing() -> str | None:
 def enable() -> None:
     """Import the kernel modules and fit them for interpretation.
 
-    What stands in the way: `import mamba_ssm` wants its compiled extension; the wrappers enter `torch.cuda.device`; the
-    backward pass asks how many multiprocessors the device has, to split its work; and the autotuner times every
-    configuration on a device.
+    What stands in the way: `import mamba_ssm` wants its compiled extension; the wrappers enter
+    `torch.cuda.device`; the backward pass asks how many multiprocessors the device has, to split its work; and
+    the autotuner times every configuration on a device.
 
     Raises:
         RuntimeError: with the text of `missing()`.
@@ -59,7 +60,7 @@ def enable() -> None:
 
 
 def _register_package_without_extension(name: str) -> None:
-    """Put a bare module `name` with the installed package's path into sys.modules; its __init__ never runs."""
+    """Put a bare module with the installed package's path into sys.modules; its __init__ never runs."""
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.submodule_search_locations is not None
     package = types.ModuleType(name)
