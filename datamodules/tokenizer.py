@@ -1,0 +1,68 @@
+"""Train the tokenizer of the embedded base: a byte-level BPE.
+
+In:  texts. Out: a directory that `transformers` loads as a `PreTrainedTokenizerFast` (`tokenizer.json`,
+`tokenizer_config.json`).
+
+Every text survives the round trip exactly (emoji, control characters and odd spacing included), no text can turn into the end token
+unless it contains its literal, and digits stand alone, so that ids and years are copied digit by digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from datamodules.world import world_questions, world_text
+
+END_OF_TEXT = "<|endoftext|>"
+_MIN_VOCABULARY = 257  # the 256 bytes and the end token
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | Path) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of exactly `vocab_size` tokens at most on `texts`, save it under `out_dir`, return it.
+
+    Deterministic: the same texts in the same order give the same file. Raises ValueError when `vocab_size` cannot hold the bytes.
+    """
+    if vocab_size < _MIN_VOCABULARY:
+        raise ValueError(f"vocab_size {vocab_size} is below {_MIN_VOCABULARY}: 256 bytes and {END_OF_TEXT}")
+    tokenizer = Tokenizer(models.BPE(byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1_000_000,
+    )
+    fast.save_pretrained(str(out_dir))
+    return fast
+
+
+def world_corpus(
+    seeds: Iterable[int] = range(1000, 1008), paragraphs: int = 3000, questions: int = 3000
+) -> Iterator[str]:
+    """The embedded tokenizer's training texts: of each seed, paragraphs and questions of worlds nobody is evaluated on.
+
+    Many small worlds, so that names come apart into syllables while the words of the templates stay whole.
+    """
+    return chain.from_iterable(
+        chain(world_text(seed, paragraphs), world_questions(seed, questions)) for seed in seeds
+    )

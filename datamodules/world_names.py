@@ -1,0 +1,145 @@
+"""Invented names for the fictional world, built from syllables.
+
+In: a split ("train" or "dev") and a random generator. Out: names that nobody has read before, so that a model must copy them.
+Every unusual word ("stem") belongs to exactly one split for ever: the CRC of its letters decides, whatever the seed. Hence the
+held-out entities of one world share no stem with the training entities of any other world. Years and numbers are split the same way.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+_DEV_SHARE = 6  # one stem, year or number in six belongs to dev
+
+_ONSETS = (
+    "b",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "kr",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "z",
+)
+_VOWELS = ("a", "e", "i", "o", "u")
+_LIGHT_CODAS = ("", "l", "r", "n", "s")
+_MIDDLES = tuple(
+    onset + vowel
+    for onset in ("b", "d", "g", "k", "l", "m", "n", "r", "t", "v", "z", "sh")
+    for vowel in _VOWELS
+)
+_LAST_ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "t", "v", "z", "th")
+_LAST_CODAS = ("n", "r", "l", "s", "th", "m", "nd", "sk", "x", "")
+
+# Shapes of names by entity type; "*" is a stem. Shapes never contain a word that is itself a name.
+_SHAPES: dict[str, tuple[str, ...]] = {
+    "person": ("* *",),
+    "city": ("*", "*", "*", "Port *", "Upper *", "*ville", "*burg"),
+    "region": ("* Province", "* County", "* District", "North *", "*shire"),
+    "country": ("*ia", "*land", "*stan", "*"),
+    "river": ("* River", "* Creek", "River *"),
+    "mountain": ("Mount *", "* Peak", "* Ridge"),
+    "lake": ("Lake *", "* Bay", "* Sea"),
+    "company": ("* Industries", "* Motors", "* Shipping", "* Press", "* Pictures", "* Holdings", "* Works"),
+    "label": ("* Records", "* Music", "* Recordings"),
+    "university": ("* University", "* College", "* Institute", "* Academy"),
+    "band": ("* Quartet", "* Brothers", "* Ensemble", "* Trio", "* *"),
+    "film": ("The Last *", "* at Dawn", "Escape from *", "Return to *", "The * Affair", "Seven Days in *"),
+    "book": ("A Letter to *", "The House of *", "Tales of *", "* Remembered", "The * Inheritance", "Memoirs of *"),
+    "song": ("* Blues", "Song for *", "Goodbye *", "Under the * Sky", "Dancing with *", "* Serenade"),
+    "organization": ("* Society", "* League", "* Foundation", "* Council", "* Union"),
+    "award": ("* Prize", "* Medal", "* Award", "* Cup"),
+    "team": ("* United", "* Rovers", "* Athletic", "* Wanderers"),
+    "treaty": ("Treaty of *", "* Accord", "* Pact"),
+    "railway": ("* Line", "* Railway", "* Express"),
+    "currency": ("*",),
+}  # fmt: skip
+
+
+def belongs_to_dev(word: str) -> bool:
+    """Whether a stem, year or number (as written, case ignored) is reserved for held-out entities."""
+    return zlib.crc32(word.lower().encode()) % _DEV_SHARE == 0
+
+
+class Names:
+    """A source of distinct names for one split.
+
+    Args:
+        rng: the only source of randomness.
+        split: "train" or "dev".
+        reserved: lower-case words that a stem must not equal (the words of the question templates).
+    """
+
+    def __init__(self, rng: random.Random, split: str, reserved: frozenset[str] = frozenset()):
+        if split not in ("train", "dev"):
+            raise ValueError(f"split must be 'train' or 'dev', not {split!r}")
+        self._rng = rng
+        self._dev = split == "dev"
+        self._used: set[str] = set(reserved)
+
+    def _claim(self, word: str) -> bool:
+        key = word.lower()
+        if key in self._used or belongs_to_dev(key) != self._dev:
+            return False
+        self._used.add(key)
+        return True
+
+    def stem(self) -> str:
+        """A capitalised invented word of two or three syllables, new in this split."""
+        rng = self._rng
+        while True:
+            first = rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_LIGHT_CODAS)
+            middle = rng.choice(_MIDDLES) if rng.random() < 0.5 else ""
+            last = rng.choice(_LAST_ONSETS) + rng.choice(_VOWELS) + rng.choice(_LAST_CODAS)
+            word = first + middle + last
+            if len(word) >= 5 and self._claim(word):
+                return word.capitalize()
+
+    def name(self, kind: str) -> str:
+        """A new name for an entity of type `kind`."""
+        shape = self._rng.choice(_SHAPES[kind])
+        parts = shape.split("*")
+        return parts[0] + "".join(self.stem() + part for part in parts[1:])
+
+    def _number(self, low: int, high: int) -> int:
+        while True:
+            value = self._rng.randint(low, high)
+            if belongs_to_dev(str(value)) == self._dev:
+                return value
+
+    def year(self) -> str:
+        """A year; years repeat within a split and never across splits."""
+        return str(self._number(1500, 2019))
+
+    def date(self) -> str:
+        """A date such as "14 March 1921"; its year belongs to the split."""
+        month = self._rng.choice(
+            ("January", "February", "March", "April", "May", "June", "July", "August", "September",
+             "October", "November", "December")
+        )  # fmt: skip
+        return f"{self._rng.randint(1, 28)} {month} {self.year()}"
+
+    def number(self) -> str:
+        """A quantity, new in this split, written with thousands separators and never readable as a year."""
+        while True:
+            digits = self._rng.choice((3, 5, 5, 6))
+            value = self._number(10 ** (digits - 1), 10**digits - 1)
+            text = f"{value:,}"
+            if text not in self._used:
+                self._used.add(text)
+                return text
