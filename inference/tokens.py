@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -220,7 +221,7 @@ class PlanTokenizer:
         for index in ids:
             if not 0 <= index < self.n_tokens or index in self._special_ids:
                 name = self.token_bytes[index] if 0 <= index < self.n_tokens else "unused row"
-                raise PlanParseError(f"token {index} ({name}) cannot stand inside a plan")
+                raise PlanParseError(f"token {index} ({name!s}) cannot stand inside a plan")
         try:
             return self._bytes(ids).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -231,7 +232,7 @@ class PlanTokenizer:
         literals = sorted((t for t in self.tokenizer.get_added_vocab() if len(t) > 1), key=len, reverse=True)
         pattern = re.compile("|".join(f"(?={re.escape(token)})" for token in literals))
         cuts = [0, *(match.start() + 1 for match in pattern.finditer(text)), len(text)]
-        return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [text[a:b] for a, b in pairwise(cuts)]
 
 
 def _byte_alphabet() -> dict[str, int]:
