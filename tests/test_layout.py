@@ -89,10 +89,10 @@ print("imported")
 
 
 def import_without(
-    modules: list[str], blocked: set[str], repository: Path
+    modules: list[str], hidden: set[str], repository: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Import `modules` in a fresh interpreter in which importing any of `blocked` fails."""
-    code = IMPORT_WITHOUT.format(blocked=sorted(blocked), modules=modules)
+    """Import `modules` in a fresh interpreter to which the packages `hidden` look not installed."""
+    code = IMPORT_WITHOUT.format(hidden=sorted(hidden), modules=modules)
     return subprocess.run(
         [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=300
     )
