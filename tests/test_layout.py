@@ -78,6 +78,9 @@ class Hiding:
     def __init__(self, finder):
         self.finder = finder
 
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
     def find_spec(self, name, path=None, target=None):
         return None if name.split(".")[0] in {hidden!r} else self.finder.find_spec(name, path, target)
 
