@@ -113,9 +113,10 @@ class TraceGenerator:
     ) -> list[Generated]:
         """One turn for every session; the sessions are advanced in place (and left alone if anything raises).
 
-        temperature 0 is greedy. max_new_tokens counts the plan's tokens, [PLAN] and [/PLAN] included; under the grammar
-        the plan always ends within it, at most max_traces long. Without the grammar a row ends at [/PLAN], at bos or eos
-        or at max_new_tokens; a plan that does not parse is invalid, its state is kept as generated and its next_id too.
+        temperature 0 is greedy. max_new_tokens counts the plan's tokens, [PLAN] and [/PLAN] included. Under the
+        grammar the plan always ends within it and has at most max_traces traces. Without the grammar a row ends at
+        [/PLAN], at bos or eos, or at max_new_tokens; a plan that does not parse is invalid: the state stays as
+        generated, next_id as it was.
         Samples depend only on the logits and `generator` (None: torch's default one).
         """
         self._check(sessions, queries, "queries")
@@ -254,8 +255,8 @@ def choose(
 ) -> list[int]:
     """One token per row among the allowed ones (bool [V] per row). Greedy at temperature 0, the lowest id on ties.
 
-    Sampling inverts the cumulative distribution at one uniform number per row, drawn on the generator's device: the same
-    generator seed gives the same tokens on any device, up to the rounding of the logits.
+    Sampling inverts the cumulative distribution at one uniform number per row, drawn on the generator's device:
+    the same seed of a CPU generator gives the same tokens on any device, up to the rounding of the logits.
     """
     first = masks[0]
     mask = first if all(other is first for other in masks) else torch.stack(list(masks))

@@ -404,8 +404,8 @@ def _transition_table() -> np.ndarray:
     put("c3:f4", 0x80, 0x8F, "c2")
     # Characters that may be white space: U+00A0, U+1680, U+2000-200A, U+202F, U+205F, U+3000. Left out altogether: C1
     # controls (U+0080-009F) and the separators U+2028 and U+2029.
-    for lead in ("e1", "e2", "e3"):
-        put(f"s:{lead}", 0x80, 0xBF, "c1")
+    for kind in ("s:e1", "s:e2", "s:e3"):
+        put(kind, 0x80, 0xBF, "c1")
     put("s:e1", 0x9A, 0x9A, "s:e19a", blank=True)
     put("s:e2", 0x80, 0x80, "s:e280", blank=True)
     put("s:e2", 0x81, 0x81, "s:e281", blank=True)
