@@ -3,8 +3,9 @@
 In:  texts. Out: a directory that `transformers` loads as a `PreTrainedTokenizerFast` (`tokenizer.json`,
 `tokenizer_config.json`).
 
-Every text survives the round trip exactly (emoji, control characters and odd spacing included), no text can turn into the end token
-unless it contains its literal, and digits stand alone, so that ids and years are copied digit by digit.
+Every text survives the round trip exactly (emoji, control characters and odd spacing included). Digits stand alone, so
+that ids and years are copied digit by digit. A capitalised word is cut from the space before it: a name is the same
+tokens after a space, after a bracket and at the start of a keyword field, so copying it is copying its tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from datamodules.world import world_questions, world_text
@@ -23,9 +24,10 @@ _MIN_VOCABULARY = 257  # the 256 bytes and the end token
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | Path) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of exactly `vocab_size` tokens at most on `texts`, save it under `out_dir`, return it.
+    """Train a byte-level BPE of at most `vocab_size` tokens on `texts`, save it under `out_dir` and return it.
 
-    Deterministic: the same texts in the same order give the same file. Raises ValueError when `vocab_size` cannot hold the bytes.
+    Deterministic: the same texts in the same order give the same file. Raises ValueError when `vocab_size` cannot hold
+    the 256 bytes.
     """
     if vocab_size < _MIN_VOCABULARY:
         raise ValueError(f"vocab_size {vocab_size} is below {_MIN_VOCABULARY}: 256 bytes and {END_OF_TEXT}")
@@ -33,10 +35,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | Path) 
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(r"\p{Lu}\p{L}*"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -59,7 +62,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | Path) 
 def world_corpus(
     seeds: Iterable[int] = range(1000, 1008), paragraphs: int = 3000, questions: int = 3000
 ) -> Iterator[str]:
-    """The embedded tokenizer's training texts: of each seed, paragraphs and questions of worlds nobody is evaluated on.
+    """The embedded tokenizer's training texts: of each seed, paragraphs and questions of training worlds.
 
     Many small worlds, so that names come apart into syllables while the words of the templates stay whole.
     """

@@ -1,11 +1,11 @@
 """The embedded data: a fictional world in MuSiQue's format, and the multi-turn dialogues made from it.
 
 In:  a seed and the number of questions.
-Out: `source/{train,dev}.jsonl` (MuSiQue's schema, mumu-qa 4.1), the built MuMu directory of the same synthesiser that real
-     MuSiQue goes through (`datamodules.mumu`), and `world.json` with the recipe.
+Out: `source/{train,dev}.jsonl` (MuSiQue's schema, mumu-qa 4.1), the built MuMu directory of the same synthesiser that
+     real MuSiQue goes through (`datamodules.mumu`), and `world.json` with the recipe.
 
-Train and dev share no entity and no invented word, whatever the seed (see `world_names`). Everything is a function of the
-arguments: the same call writes the same bytes.
+Train and dev share no entity and no invented word, whatever the seed (see `world_names`). Everything is a function of
+the arguments: the same call writes the same bytes.
 
     python -m datamodules.world --out DIR [--seed 42] [--questions 6000] [--dev-questions 800]
 """
@@ -164,7 +164,7 @@ def _write_jsonl(
 
 
 def memory_home() -> Path:
-    """Where built worlds, indexes and stores live: TRACE_MEMORY_HOME, else `trace-memory` in the user's cache directory."""
+    """TRACE_MEMORY_HOME, else `trace-memory` in the user's cache directory: where built worlds and stores live."""
     if home := os.environ.get("TRACE_MEMORY_HOME"):
         return Path(home).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -1,7 +1,7 @@
 """The fictional world of one split: entities, functional facts about them, and the encyclopedia that states the facts.
 
-In: a seed, a split and a size. Out: a `World` whose every fact stands in exactly one paragraph of 2-4 sentences titled with the
-fact's first subject, as MuSiQue's supporting paragraphs do.
+In: a seed, a split and a size. Out: a `World` whose every fact stands in exactly one paragraph of 2-4 sentences titled
+with the fact's first subject, as MuSiQue's supporting paragraphs do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 from datamodules.world_names import Names
-from datamodules.world_relations import LITERAL_TYPES, RELATIONS, Relation
+from datamodules.world_relations import RELATIONS
+from datamodules.world_schema import LITERAL_TYPES, Relation
 
 # Entities of each type per thousand.
 _SHARES = {
@@ -141,7 +142,7 @@ def make_world(rng: random.Random, split: str, size: int) -> World:
             if text not in years:
                 years[text] = new_entity("year", text)
             return years[text]
-        return new_entity(kind, names.date() if kind == "date" else names.number())
+        return new_entity(kind, names.date() if kind == "time" else names.number())
 
     def draw_object(kind: str, subjects: tuple[Entity, ...]) -> Entity:
         if kind in LITERAL_TYPES:

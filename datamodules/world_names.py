@@ -1,8 +1,9 @@
 """Invented names for the fictional world, built from syllables.
 
-In: a split ("train" or "dev") and a random generator. Out: names that nobody has read before, so that a model must copy them.
-Every unusual word ("stem") belongs to exactly one split for ever: the CRC of its letters decides, whatever the seed. Hence the
-held-out entities of one world share no stem with the training entities of any other world. Years and numbers are split the same way.
+In: a split ("train" or "dev") and a random generator. Out: names that nobody has read before, so that a model must
+copy them. Every unusual word ("stem") belongs to exactly one split for ever: the CRC of its letters decides, whatever
+the seed. Hence the held-out entities of one world share no stem with the training entities of any other world. Years
+and numbers are split the same way.
 """
 
 from __future__ import annotations
@@ -12,38 +13,11 @@ import zlib
 
 _DEV_SHARE = 6  # one stem, year or number in six belongs to dev
 
-_ONSETS = (
-    "b",
-    "br",
-    "d",
-    "dr",
-    "f",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "kr",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "z",
-)
+_ONSETS = tuple("b br d dr f g gr h j k kr l m n p r s st t tr v z".split())
 _VOWELS = ("a", "e", "i", "o", "u")
 _LIGHT_CODAS = ("", "l", "r", "n", "s")
-_MIDDLES = tuple(
-    onset + vowel
-    for onset in ("b", "d", "g", "k", "l", "m", "n", "r", "t", "v", "z", "sh")
-    for vowel in _VOWELS
-)
-_LAST_ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "t", "v", "z", "th")
+_MIDDLES = tuple(onset + vowel for onset in "b d g k l m n r t v z sh".split() for vowel in _VOWELS)
+_LAST_ONSETS = tuple("b d f g k l m n p r t v z th".split())
 _LAST_CODAS = ("n", "r", "l", "s", "th", "m", "nd", "sk", "x", "")
 
 # Shapes of names by entity type; "*" is a stem. Shapes never contain a word that is itself a name.

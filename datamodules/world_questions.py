@@ -1,8 +1,8 @@
 """Multi-hop questions over a fictional world, in MuSiQue's record format and its six graph shapes.
 
 In: a `World`, a number of questions. Out: records `{id, question, answer, answer_aliases, answerable, paragraphs,
-question_decomposition}` (mumu-qa 4.1). A composed question is the last sub-question with every reference replaced by the noun phrase
-of the sub-question it refers to, in one of a few frames; wording and plan determine each other.
+question_decomposition}` (mumu-qa 4.1). A composed question is the last sub-question with every reference replaced by
+the noun phrase of the sub-question it refers to, in one of a few frames; wording and plan determine each other.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+from datamodules.mumu_text import phrase
 from datamodules.world_facts import Entity, Fact, World
-from datamodules.world_relations import PHRASES, Phrasing
+from datamodules.world_schema import Phrasing
 
 # shape -> references of each node (0-based), and how often the shape is drawn. MuSiQue dev: 52, 24, 8, 10, 3, 4 %.
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -56,15 +58,28 @@ def noun_phrase(hops: list[Hop], i: int) -> str:
     return hop.phrasing.noun.format(*([noun_phrase(hops, r) for r in hop.refs] or hop.subjects()))
 
 
+def compose_plain(hops: list[Hop]) -> str:
+    """The last sub-question as a user asks it, references replaced by noun phrases."""
+    return hops[-1].phrasing.ask.format(*[noun_phrase(hops, r) for r in hops[-1].refs])
+
+
+def reads_well(question: str) -> bool:
+    """No doubled word, no four words in a row twice, at most 60 words and 320 characters (mumu-qa 4.6, R5 and R6)."""
+    words = re.findall(r"\w+", question.lower())
+    fours = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
+    doubled = any(a == b for a, b in pairwise(words))
+    return not doubled and len(set(fours)) == len(fours) and len(words) <= 60 and len(question) <= 320
+
+
 def compose(hops: list[Hop], rng: random.Random) -> str:
     """The composed question: plain, with an opener, or with a lead that names the last bridge first."""
     last = hops[-1]
     draw = rng.random()
     if len(last.refs) == 1 and draw < 0.2:
         bridge = last.refs[0]
-        asked = last.phrasing.ask.format(PHRASES[hops[bridge].fact.object.type])
+        asked = last.phrasing.ask.format(phrase(hops[bridge].fact.object.type))
         return rng.choice(_LEADS).format(noun_phrase(hops, bridge), asked, lower_first(asked))
-    question = last.phrasing.ask.format(*[noun_phrase(hops, r) for r in last.refs])
+    question = compose_plain(hops)
     if draw > 0.9:
         return rng.choice(_OPENERS).format(lower_first(question))
     return question
@@ -170,7 +185,7 @@ class QuestionMaker:
     def _phrase(self, shape: str, facts: list[Fact]) -> list[Hop] | None:
         """Choose wordings; None when an entity or paragraph occurs twice in the graph."""
         entities = [fact.object.name for fact in facts]
-        hops = []
+        hops: list[Hop] = []
         for fact, refs in zip(facts, SHAPES[shape], strict=True):
             if not refs:
                 entities.extend(s.name for s in fact.subjects)
@@ -178,14 +193,16 @@ class QuestionMaker:
             hops.append(Hop(fact, self._rng.choices(phrasings, [p.weight for p in phrasings])[0], refs))
         if len(set(entities)) < len(entities) or len({fact.paragraph for fact in facts}) < len(facts):
             return None
-        return hops
+        return hops if reads_well(compose_plain(hops)) else None
 
     def _sid(self, hop: Hop) -> int:
         return self._sids.setdefault((hop.fact.id, hop.phrasing.question), self._first_sid + len(self._sids))
 
     def _is_new(self, hops: list[Hop]) -> bool:
-        """False for what the synthesiser would drop as a duplicate: same last two single hops, or same answers and all but one
-        single hop."""
+        """False for what the synthesiser would drop as a duplicate.
+
+        That is: the same last two single hops, or the same answers and all but one single hop.
+        """
         wordings = [(hop.fact.id, hop.phrasing.question) for hop in hops]
         answers = tuple(sorted(hop.fact.object.name for hop in hops))
         keys: list[object] = [tuple(wordings[-2:])]
@@ -233,7 +250,7 @@ class QuestionMaker:
         }
 
     def _context(self, hops: list[Hop], supports: list[int]) -> list[int]:
-        """Paragraph indexes: the supports, others that mention the graph's entities, others of the same kind, then any."""
+        """Paragraph indexes: the supports, some that mention the same entities, some of the same kind, then any."""
         context = list(dict.fromkeys(supports))
         if not self._full_contexts:
             return context
