@@ -22,8 +22,10 @@ from torch import Tensor
 
 from inference.model.intra_chunk import intra_chunk
 
-# Chunk matrices are (Z+1) x Z per head; longer rows are scanned in spans of this many chunks.
-_SPAN_CHUNKS = 96
+# Chunks whose states are passed on by one (count+1)^2 matrix product a head.
+_BLOCK_CHUNKS = 12
+# Longer rows are scanned span by span, which bounds memory.
+_SPAN_TOKENS = 8192
 
 
 @functools.cache
@@ -100,62 +102,90 @@ def causal_conv(
             y = causal_conv1d_fn(channel_last, weight_CK, bias_C, seq_idx=seq_idx_BL.int(), activation="silu")
             return y.transpose(1, 2), final_BCK
 
-    same_KBL = None
+    rows_R = same_RK = None
     if seq_idx_BL is not None:
-        idx = torch.cat([seq_idx_BL[:, :1].expand(-1, width - 1), seq_idx_BL], dim=1)
-        # same[j][b, l]: the input j+1 positions back lies in the same document.
-        same_KBL = [idx[:, width - 2 - j : width - 2 - j + length] == seq_idx_BL for j in range(width - 1)]
-    return ShiftedConvSiLU.apply(full, weight_CK, bias_C, same_KBL), final_BCK
+        rows_R, same_RK = _document_starts(seq_idx_BL, width)
+    with torch.autocast(x_BLC.device.type, enabled=False):
+        return _ConvSiLU.apply(full, weight_CK, bias_C, rows_R, same_RK), final_BCK
 
 
-class ShiftedConvSiLU(torch.autograd.Function):
-    """K shifted multiply-adds in channel-last layout, SiLU fused; no transposes, no per-tap autograd nodes."""
+def _document_starts(seq_idx_BL: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Flat numbers (R,) of tokens whose window crosses a document border, and which taps they keep (R, K)."""
+    batch, length = seq_idx_BL.shape
+    idx = torch.cat([seq_idx_BL[:, :1].expand(-1, width - 1), seq_idx_BL], dim=1)
+    oldest = idx[:, :length]
+    rows_R = (oldest != seq_idx_BL).flatten().nonzero()[:, 0]
+    row, column = rows_R // length, rows_R % length
+    taps = idx[row[:, None], column[:, None] + torch.arange(width, device=idx.device)]
+    return rows_R, taps == taps[:, -1:]
+
+
+class _ConvSiLU(torch.autograd.Function):
+    """Dense depthwise convolution in channel-last layout, the few tokens behind a border corrected, SiLU.
+
+    The backward pass of the channel-last kernel is fast for inputs and very slow for weights, so those are summed
+    tap by tap.  Legend: M = L + K - 1 inputs, R border tokens.
+    """
 
     @staticmethod
-    def forward(ctx, full_BMC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, same_KBL):
-        width = weight_CK.shape[1]
-        pre = _shifted_taps(full_BMC, weight_CK.to(full_BMC.dtype), same_KBL)
-        if bias_C is not None:
-            pre += bias_C.to(pre.dtype)
-        ctx.save_for_backward(full_BMC, weight_CK, pre)
-        ctx.same_KBL, ctx.width, ctx.bias_dtype = same_KBL, width, None if bias_C is None else bias_C.dtype
+    def forward(ctx, full_BMC, weight_CK, bias_C, rows_R, same_RK):
+        dtype = full_BMC.dtype
+        channels, width = weight_CK.shape
+        weight = weight_CK.to(dtype)
+        image = full_BMC.transpose(1, 2)[:, :, None]
+        bias = None if bias_C is None else bias_C.to(dtype)
+        pre = F.conv2d(image, weight[:, None, None], bias, groups=channels)[:, :, 0].transpose(1, 2).contiguous()
+        if rows_R is not None and len(rows_R):
+            kept = _border_windows(full_BMC, rows_R, width) * same_RK[..., None]
+            fixed = (kept * weight.t()).sum(1)
+            pre.view(-1, channels)[rows_R] = fixed if bias is None else fixed + bias
+        ctx.save_for_backward(full_BMC, weight_CK, pre, rows_R, same_RK)
+        ctx.bias_dtype = None if bias_C is None else bias_C.dtype
         return F.silu(pre)
 
     @staticmethod
-    def backward(ctx, grad_BLC: Tensor):
-        full, weight_CK, pre = ctx.saved_tensors
-        same_KBL, width = ctx.same_KBL, ctx.width
-        length = grad_BLC.shape[1]
-        grad_pre = torch.ops.aten.silu_backward(grad_BLC, pre)
+    def backward(ctx, grad_BLC):
+        full, weight_CK, pre, rows_R, same_RK = ctx.saved_tensors
+        channels, width = weight_CK.shape
+        length = pre.shape[1]
+        weight = weight_CK.to(pre.dtype)
+        grad_pre = torch.ops.aten.silu_backward(grad_BLC.contiguous(), pre)
         grad_full = grad_weight = grad_bias = None
-        taps = [grad_pre]
-        for j in range(width - 1):
-            taps.append(grad_pre if same_KBL is None else grad_pre * same_KBL[j][:, :, None])
-        if ctx.needs_input_grad[0]:
-            weight = weight_CK.to(grad_pre.dtype)
-            grad_full = torch.zeros_like(full)
-            for back, tap in enumerate(taps):
-                k = width - 1 - back
-                grad_full[:, k : k + length].addcmul_(tap, weight[:, k])
-        if ctx.needs_input_grad[1]:
-            columns = [(taps[width - 1 - k] * full[:, k : k + length]).sum((0, 1)) for k in range(width)]
-            grad_weight = torch.stack(columns, dim=1).to(weight_CK.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            grad_bias = grad_pre.sum((0, 1)).to(ctx.bias_dtype)
-        return grad_full, grad_weight, grad_bias, None
+            grad_bias = grad_pre.sum((0, 1), dtype=torch.float32).to(ctx.bias_dtype)
+        border = None
+        if rows_R is not None and len(rows_R):
+            flat = grad_pre.view(-1, channels)
+            border = flat[rows_R][:, None] * same_RK[..., None]  # (R, K, C)
+            flat[rows_R] = 0
+        if ctx.needs_input_grad[0]:
+            grad_full = torch.ops.aten.convolution_backward(
+                grad_pre.transpose(1, 2)[:, :, None], full.transpose(1, 2)[:, :, None], weight[:, None, None],
+                [channels], [1, 1], [0, 0], [1, 1], False, [0, 0], channels, [True, False, False],
+            )[0][:, :, 0].transpose(1, 2)  # fmt: skip
+            if border is not None:
+                target = grad_full.contiguous()
+                inputs = _border_inputs(rows_R, length, width)
+                target.view(-1, channels).index_add_(0, inputs.flatten(), (border * weight.t()).flatten(0, 1))
+                grad_full = target
+        if ctx.needs_input_grad[1]:
+            taps = [(grad_pre * full[:, k : k + length]).sum((0, 1)).float() for k in range(width)]
+            if border is not None:
+                windows = _border_windows(full, rows_R, width)
+                taps = [tap + (border[:, k] * windows[:, k]).sum(0).float() for k, tap in enumerate(taps)]
+            grad_weight = torch.stack(taps, dim=1).to(weight_CK.dtype)
+        return grad_full, grad_weight, grad_bias, None, None
 
 
-def _shifted_taps(full_BMC: Tensor, weight_CK: Tensor, same_KBL) -> Tensor:
-    width = weight_CK.shape[1]
+def _border_inputs(rows_R: Tensor, length: int, width: int) -> Tensor:
+    """Flat positions (R, K) in the (B, M) inputs of the windows of flat outputs ``rows_R``."""
+    first = rows_R + (rows_R // length) * (width - 1)
+    return first[:, None] + torch.arange(width, device=rows_R.device)
+
+
+def _border_windows(full_BMC: Tensor, rows_R: Tensor, width: int) -> Tensor:
     length = full_BMC.shape[1] - width + 1
-    out = full_BMC[:, width - 1 :] * weight_CK[:, width - 1]
-    for j in range(width - 1):
-        k = width - 2 - j
-        shifted = full_BMC[:, k : k + length]
-        if same_KBL is not None:
-            shifted = shifted * same_KBL[j][:, :, None]
-        out.addcmul_(shifted, weight_CK[:, k])
-    return out
+    return full_BMC.reshape(-1, full_BMC.shape[2])[_border_inputs(rows_R, length, width)]
 
 
 def chunk_scan(
@@ -215,14 +245,12 @@ def _torch_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, chunk_size,
     states = initial_states_BHPN.float()
     if length == 0:
         return x_BLHP, states
-    span, ys = _SPAN_CHUNKS * chunk_size, []
+    span, ys = max(_SPAN_TOKENS // chunk_size, 1) * chunk_size, []
+    parts = [t.split(span, dim=1) for t in (x_BLHP, dt, B_BLGN, C_BLGN)]
     previous_idx = None if seq_idx_BL is None else seq_idx_BL[:, 0]
-    for start in range(0, length, span):
-        cut = slice(start, start + span)
-        idx = None if seq_idx_BL is None else seq_idx_BL[:, cut]
-        y, states = _span_scan(
-            x_BLHP[:, cut], dt[:, cut], A_H, B_BLGN[:, cut], C_BLGN[:, cut], states, previous_idx, idx, chunk_size
-        )
+    for i, (x, step, B, C) in enumerate(zip(*parts, strict=True)):
+        idx = None if seq_idx_BL is None else seq_idx_BL[:, i * span : (i + 1) * span]
+        y, states = _span_scan(x, step, A_H, B, C, states, previous_idx, idx, chunk_size)
         previous_idx = None if idx is None else idx[:, -1]
         ys.append(y)
     y = ys[0] if len(ys) == 1 else torch.cat(ys, dim=1)
@@ -230,7 +258,7 @@ def _torch_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, chunk_size,
 
 
 def _span_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_BHPN, previous_idx_B, seq_idx_BL, chunk_size):
-    """One span of at most ``_SPAN_CHUNKS`` chunks; dt is positive and final here.  Without the D term."""
+    """One span of at most ``_SPAN_TOKENS``; dt is positive and final here.  Without the D term."""
     batch, length, heads, dim = x_BLHP.shape
     groups, state = B_BLGN.shape[2:]
     per_group, dtype = heads // groups, x_BLHP.dtype
@@ -262,27 +290,44 @@ def _span_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_BHPN, previous_idx_B
     added_BZHPN = added.float().view(batch, chunks, heads, dim, state)
 
     # 3. Across chunks: the state entering chunk c is a decayed sum of the initial state and earlier chunks.
-    log_HZ = cum_BZQH[:, :, -1].transpose(1, 2)  # (B, H, Z), log decay over a whole chunk
-    upto = F.pad(log_HZ.cumsum(2), (1, 0))  # (B, H, Z+1)
-    log_decay = upto[:, :, :, None] - upto[:, :, None, :]  # row: entering chunk c (Z = final), column: source z
-    keep = torch.ones(chunks + 1, chunks + 1, dtype=torch.bool, device=x_BLHP.device).tril()
+    ends_BZ = None
     if idx_BZQ is not None:
-        ends = torch.cat([previous_idx_B[:, None], idx_BZQ[:, :, -1]], dim=1)  # (B, Z+1)
-        keep = keep & (ends[:, :, None] == ends[:, None, :])[:, None]
-    decay = torch.exp(log_decay.masked_fill(~keep, -torch.inf))
-    sources = torch.cat([initial_BHPN[:, None], added_BZHPN], dim=1).transpose(1, 2).flatten(3)  # (B, H, Z+1, PN)
-    entering = torch.matmul(decay, sources).view(batch, heads, chunks + 1, dim, state)
-    final_BHPN = entering[:, :, -1]
+        ends_BZ = torch.cat([previous_idx_B[:, None], idx_BZQ[:, :, -1]], dim=1)  # (B, Z+1)
+    entering, final_BHPN = _pass_states(cum_BZQH[:, :, -1], added_BZHPN, initial_BHPN, ends_BZ)
 
     # 4. What the entering state contributes: one (Q, N) by (N, heads x P) product per group.
-    entering = entering[:, :, :-1].transpose(1, 2).reshape(batch, chunks, groups, per_group * dim, state).to(dtype)
+    entering = entering.to(dtype).view(batch, chunks, groups, per_group * dim, state)
     carried = torch.matmul(C_BZQGN.transpose(2, 3), entering.transpose(3, 4))  # (B, Z, G, Q, HgP)
     carried = carried.transpose(2, 3).reshape(batch, chunks, chunk, heads, dim)
     from_start = torch.exp(cum_BZQH)
     if idx_BZQ is not None:
-        from_start = from_start * (idx_BZQ == ends[:, :-1, None])[..., None]
+        from_start = from_start * (idx_BZQ == ends_BZ[:, :-1, None])[..., None]
     y = torch.addcmul(y_BZQHP, carried, from_start.to(dtype)[..., None])
     return y.reshape(batch, length + pad, heads, dim)[:, :length], final_BHPN
+
+
+def _pass_states(log_BZH: Tensor, added_BZHPN: Tensor, initial_BHPN: Tensor, ends_BZ: Tensor | None):
+    """States entering each chunk (B, Z, H, P, N) and the final one, all fp32.
+
+    Blocks of chunks are one matrix product each; blocks follow one another.
+    """
+    shape = added_BZHPN.shape[2:]
+    state, entering, start = initial_BHPN, [], 0
+    # split, not slices: a slice's gradient is a zero tensor of the whole size.
+    for log_BH, added in zip(log_BZH.split(_BLOCK_CHUNKS, 1), added_BZHPN.split(_BLOCK_CHUNKS, 1), strict=True):
+        count = added.shape[1]
+        upto = F.pad(log_BH.transpose(1, 2).cumsum(2), (1, 0))  # (B, H, count+1)
+        # Row c: entering chunk c of the block (last row: leaving it).  Column z: the state so far, then each chunk.
+        keep = torch.ones(count + 1, count + 1, dtype=torch.bool, device=state.device).tril()
+        if ends_BZ is not None:
+            ends = ends_BZ[:, start : start + count + 1]
+            keep = keep & (ends[:, :, None] == ends[:, None, :])[:, None]
+        decay = torch.exp((upto[:, :, :, None] - upto[:, :, None, :]).masked_fill(~keep, -torch.inf))
+        sources = torch.cat([state[:, None], added], dim=1).transpose(1, 2).flatten(3)
+        out, left = torch.matmul(decay, sources).unflatten(3, shape[1:]).split([count, 1], dim=2)
+        entering.append(out.transpose(1, 2))
+        state, start = left.squeeze(2), start + count
+    return torch.cat(entering, dim=1), state
 
 
 def _triton_scan(x, dt, A, B, C, D, dt_bias, chunk_size, initial, seq_idx, dt_limit):
