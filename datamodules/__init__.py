@@ -1,0 +1,1 @@
+"""Sources of data and the LightningDataModules built on them, one file per source."""

@@ -1,0 +1,71 @@
+"""Which source graphs each split may use: near-duplicates removed, and train purged of everything dev knows.
+
+In:  annotated graphs of the training and development files. Out: the graphs kept and the counts of those removed, by rule.
+Source: CMT-RAG appendix A ("effectively identical" questions are removed; train and dev share no evidence). The development
+side is fixed first and training gives way ("dev-first purge").
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from datamodules.musique import SrcGraph, normalise
+
+HUB_SHARE = 0.01
+
+
+def deduplicate(graphs: Sequence[SrcGraph]) -> tuple[list[SrcGraph], Counter[str]]:
+    """Keep the smallest id among graphs with the same last two sub-questions and answer, and among graphs with the same
+    answers of all nodes and all but at most one sub-question in common. Order is kept.
+    """
+    removed: Counter[str] = Counter()
+    by_tail: dict[tuple[tuple[str, ...], str], str] = {}
+    for graph in graphs:
+        key = (tuple(node.sid for node in graph.nodes[-2:]), normalise(graph.answer))
+        by_tail[key] = min(by_tail.get(key, graph.gid), graph.gid)
+    smallest = set(by_tail.values())
+    kept = [graph for graph in graphs if graph.gid in smallest]
+    removed["same_tail"] = len(graphs) - len(kept)
+
+    by_answers: dict[tuple[str, ...], list[SrcGraph]] = defaultdict(list)
+    for graph in sorted(kept, key=lambda g: g.gid):
+        key = tuple(sorted(normalise(node.answer) for node in graph.nodes))
+        sids = {node.sid for node in graph.nodes}
+        twins = by_answers[key]
+        if any(len(sids & {node.sid for node in twin.nodes}) >= len(sids) - 1 for twin in twins):
+            removed["same_answers"] += 1
+        else:
+            twins.append(graph)
+    unique = {graph.gid for twins in by_answers.values() for graph in twins}
+    return [graph for graph in kept if graph.gid in unique], +removed
+
+
+def bridges(graph: SrcGraph) -> set[str]:
+    """The normalised answers of a graph's intermediate nodes."""
+    return {normalise(node.answer) for node in graph.nodes[:-1]}
+
+
+def purge(train: Sequence[SrcGraph], dev: Sequence[SrcGraph]) -> tuple[list[SrcGraph], Counter[str]]:
+    """Training graphs that share no sub-question, supporting title, paragraph or (non-hub) bridge entity with dev.
+
+    A hub is a bridge entity of more than 1 % of all graphs ("United States").
+    """
+    frequency: Counter[str] = Counter(b for graph in (*train, *dev) for b in sorted(bridges(graph)))
+    hubs = {b for b, n in frequency.items() if n > HUB_SHARE * (len(train) + len(dev)) and n > 2}
+    gids = {graph.gid for graph in dev}
+    sids = {node.sid for graph in dev for node in graph.nodes}
+    titles = {node.title for graph in dev for node in graph.nodes}
+    pids = {node.pid for graph in dev for node in graph.nodes if node.pid}
+    known = {b for graph in dev for b in bridges(graph)} - hubs
+    kept, removed = [], Counter()
+    for graph in train:
+        if graph.gid in gids or any(node.sid in sids for node in graph.nodes):
+            removed["sub_question"] += 1
+        elif any(node.title in titles or node.pid in pids for node in graph.nodes):
+            removed["title"] += 1
+        elif bridges(graph) & known:
+            removed["bridge"] += 1
+        else:
+            kept.append(graph)
+    return kept, removed
