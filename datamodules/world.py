@@ -19,12 +19,14 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from datamodules import mumu
 from datamodules.world_facts import make_world
 from datamodules.world_questions import QuestionMaker
+from datamodules.world_relations import node_templates
 
 GENERATOR_VERSION = "1"
 DEFAULT_QUESTIONS = 6000
@@ -103,6 +105,7 @@ def build_world(
     dev_questions: int = DEFAULT_DEV_QUESTIONS,
     *,
     paragraphs: bool = True,
+    sizes: Mapping[str, int] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -111,12 +114,11 @@ def build_world(
     Args:
         out: a new or empty directory; with `overwrite`, what an earlier world left there is replaced.
         paragraphs: full 20-paragraph contexts, or supporting paragraphs only.
-        progress: called with (what, done, total) as records are written.
+        sizes: numbers of dialogues by the names of `mumu.build` (short, long, ultra, short_dev, long_dev).
+        progress: called with (what, done, total) as records and dialogues are made.
 
     Raises ValueError for bad numbers, FileExistsError when `out` already holds something.
     """
-    from datamodules import mumu
-
     out = Path(out)
     if out.is_file():
         raise FileExistsError(f"{out} is a file; give a directory")
@@ -131,11 +133,15 @@ def build_world(
         records = world_records(split, seed, count, paragraphs)
         sources[split] = out / "source" / f"{split}.jsonl"
         _write_jsonl(sources[split], records, split, count, progress)
-    if progress:
-        progress("dialogues", 0, 1)
-    manifest = mumu.build([sources["train"]], [sources["dev"]], out, seed=seed)
-    if progress:
-        progress("dialogues", 1, 1)
+    manifest = mumu.build(
+        [sources["train"]],
+        [sources["dev"]],
+        out,
+        seed=seed,
+        templates=node_templates(),
+        report=progress,
+        **(sizes or {}),
+    )
     recipe = _recipe(seed, questions, dev_questions, paragraphs)
     (out / "world.json").write_text(json.dumps(recipe, sort_keys=True, indent=1) + "\n", encoding="utf-8")
     return manifest
@@ -143,7 +149,8 @@ def build_world(
 
 def _recipe(seed: int, questions: int, dev_questions: int, paragraphs: bool) -> dict[str, Any]:
     return {
-        "schema": "trace-memory/world/1",
+        "schema": "world/1",
+        "dialogues": mumu.SPEC_VERSION,
         "generator_version": GENERATOR_VERSION,
         "seed": seed,
         "questions": questions,
@@ -239,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
             def progress(what: str, done: int, total: int) -> None:
                 if what not in tasks:
                     tasks[what] = bar.add_task(what, total=total)
-                bar.update(tasks[what], completed=done)
+                bar.update(tasks[what], completed=done, total=total)
 
             build_world(
                 args.out, args.seed, args.questions, args.dev_questions,

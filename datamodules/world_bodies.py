@@ -12,7 +12,7 @@ BODIES = (
         (("Who founded {0}?", "the person who founded {0}"),
          ("Who was the founder of {0}?", "the founder of {0}"),
          ("Who established {0}?", "the person who established {0}"),
-         ("{0} >> founded by", "the person that {0} was founded by")),
+         ("{0} >> founded by", "the person whom {0} was founded by")),
         ("was founded by {o}", "was established by {o}"),
     ),
     relation(
@@ -40,7 +40,7 @@ BODIES = (
         "owner", "company label team", "company",
         (("Which company owns {0}?", "the company that owns {0}"),
          ("What firm bought {0}?", "the firm that bought {0}"),
-         ("{0} >> owned by", "the company that {0} is owned by")),
+         ("{0} >> owned by", "the company which {0} is owned by")),
         ("is owned by {o}", "was bought by {o}"),
     ),
     relation(
@@ -78,20 +78,20 @@ BODIES = (
     ),
     relation(
         "parent organization", "organization", "organization",
-        (("Which organization is {0} part of?", "the organization that {0} is part of"),
+        (("Which organization is {0} part of?", "the organization which {0} is part of"),
          ("{0} >> parent organization", "the parent organization of {0}")),
         ("is part of the {o}", "has the {o} as its parent organization"),
     ),
     relation(
         "members", "organization", "quantity",
-        (("How many members does {0} have?", "the number of members that {0} has"),
+        (("How many members does {0} have?", "the number of members which {0} has"),
          ("{0} >> member count", "the member count of {0}")),
         ("has {o} members", "counts {o} members"),
     ),
     relation(
         "presenter", "award", "organization",
         (("Which organization presents {0}?", "the organization that presents {0}"),
-         ("{0} >> conferred by", "the organization that {0} is conferred by")),
+         ("{0} >> conferred by", "the organization which {0} is conferred by")),
         ("is presented by the {o}", "is conferred each spring by the {o}"),
     ),
     relation(
@@ -110,7 +110,7 @@ BODIES = (
     relation(
         "home city", "team", "city",
         (("Where does {0} play?", "the place where {0} plays"),
-         ("Which city does {0} represent?", "the city that {0} represents"),
+         ("Which city does {0} represent?", "the city which {0} represents"),
          ("{0} >> home venue", "the home venue of {0}")),
         ("plays in {o}", "represents {o}"),
     ),

@@ -76,9 +76,9 @@ WORKS = (
     ),
     relation(
         "based on", "film", "book",
-        (("Which book is {0} based on?", "the book that {0} is based on"),
+        (("Which book is {0} based on?", "the book which {0} is based on"),
          ("What novel was adapted as {0}?", "the novel that was adapted as {0}"),
-         ("{0} >> based on", "the work that {0} is based on")),
+         ("{0} >> based on", "the work which {0} is based on")),
         ("is based on the book {o}", "was adapted from {o}"),
     ),
     relation(
@@ -98,7 +98,7 @@ WORKS = (
         "writer", "book song", "person",
         (("Who wrote {0}?", "the person who wrote {0}"),
          ("Who is the author of {0}?", "the author of {0}"),
-         ("{0} >> text by", "the person that the text of {0} is by")),
+         ("{0} >> text by", "the person whom the text of {0} is by")),
         ("was written by {o}", "is the work of the author {o}"),
     ),
     relation(
@@ -157,7 +157,7 @@ WORKS = (
 PAIRS = (
     relation(
         "treaty", "country + country", "treaty",
-        (("Which treaty did {0} sign with {1}?", "the treaty that {0} signed with {1}"),
+        (("Which treaty did {0} sign with {1}?", "the treaty which {0} signed with {1}"),
          ("What agreement ended the war between {0} and {1}?",
           "the agreement that ended the war between {0} and {1}")),
         ("signed the {o} with {1}", "ended its war with {1} by the {o}"),
@@ -194,7 +194,7 @@ PAIRS = (
     ),
     relation(
         "joint film", "person + person", "film",
-        (("Which film did {0} make with {1}?", "the film that {0} made with {1}"),
+        (("Which film did {0} make with {1}?", "the film which {0} made with {1}"),
          ("What movie brought {0} and {1} together?", "the movie that brought {0} and {1} together")),
         ("made the film {o} with {1}", "met {1} on the set of {o}"),
     ),
@@ -206,26 +206,26 @@ PAIRS = (
     ),
     relation(
         "session song", "band + city", "song",
-        (("Which song did {0} record in {1}?", "the song that {0} recorded in {1}"),
-         ("What tune did {0} play at a concert in {1}?", "the tune that {0} played at a concert in {1}")),
+        (("Which song did {0} record in {1}?", "the song which {0} recorded in {1}"),
+         ("What tune did {0} play at a concert in {1}?", "the tune which {0} played at a concert in {1}")),
         ("recorded the song {o} in {1}", "first played {o} at a concert in {1}"),
     ),
     relation(
         "travel book", "person + city country", "book",
-        (("Which book did {0} write about {1}?", "the book that {0} wrote about {1}"),
+        (("Which book did {0} write about {1}?", "the book which {0} wrote about {1}"),
          ("What memoir describes the time of {0} in {1}?",
           "the memoir that describes the time of {0} in {1}")),
         ("wrote the book {o} about {1}", "described a stay in {1} in {o}"),
     ),
     relation(
         "merger", "company + company", "company",
-        (("Which company did {0} set up with {1}?", "the company that {0} set up with {1}"),
+        (("Which company did {0} set up with {1}?", "the company which {0} set up with {1}"),
          ("What venture was formed by {0} and {1}?", "the venture that was formed by {0} and {1}")),
         ("set up {o} with {1}", "formed {o} as a joint venture with {1}"),
     ),
     relation(
         "institute", "university + company", "organization",
-        (("Which organization did {0} create with {1}?", "the organization that {0} created with {1}"),
+        (("Which organization did {0} create with {1}?", "the organization which {0} created with {1}"),
          ("What body is run by {0} and {1}?", "the body that is run by {0} and {1}")),
         ("created the {o} with {1}", "runs the {o} together with {1}"),
     ),

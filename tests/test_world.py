@@ -1,0 +1,347 @@
+"""The fictional world: MuSiQue's invariants, held-out names, determinism, and that a question determines its plan.
+
+The last is proved by an independent reader (`_Reader`) that knows the wordings and the names and nothing else: it
+parses every composed question back into sub-questions and must find exactly one reading, the gold one.
+"""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules import world
+from datamodules.mumu_text import Wording
+from datamodules.musique import SHAPES, load_graphs, normalise
+from datamodules.world_facts import make_world
+from datamodules.world_names import Names, belongs_to_dev
+from datamodules.world_questions import QuestionMaker
+from datamodules.world_relations import RELATIONS, node_templates
+
+PHRASINGS = [(relation, phrasing) for relation in RELATIONS for phrasing in relation.phrasings]
+
+
+@cache
+def records(split: str, seed: int = 42, count: int = 600, paragraphs: bool = True) -> tuple[dict, ...]:
+    return tuple(world.world_records(split, seed, count, paragraphs))
+
+
+# -- wordings --------------------------------------------------------------------------------------------
+
+
+def test_a_wording_identifies_its_sub_question():
+    for forms in ("question", "noun", "ask"):
+        texts = Counter(normalise(getattr(p, forms)) for _, p in PHRASINGS)
+        assert [text for text, n in texts.items() if n > 1] == []
+
+
+@pytest.mark.parametrize("relation", RELATIONS, ids=lambda r: r.name)
+def test_a_relation_is_asked_in_several_ways_and_its_slots_are_in_order(relation):
+    assert len(relation.phrasings) >= 2 and len(relation.statements) >= 2
+    slots = ["{0}", "{1}"][: relation.arity]
+    for phrasing in relation.phrasings:
+        for text in (phrasing.question, phrasing.noun, phrasing.ask):
+            assert re.findall(r"\{\d\}", text) == slots
+        assert phrasing.ask.endswith("?")
+    for statement in relation.statements:
+        assert statement.count("{o}") == 1 and statement.count("{1}") == relation.arity - 1
+
+
+def test_most_sub_questions_are_questions_and_a_minority_is_relational():
+    nodes = [n["question"] for r in records("train") for n in r["question_decomposition"]]
+    share = sum(" >> " in text for text in nodes) / len(nodes)
+    assert 0.1 < share < 0.35
+
+
+# -- records ---------------------------------------------------------------------------------------------
+
+
+def test_records_pass_the_loader_and_cover_all_shapes(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in records("train")), encoding="utf-8")
+    graphs, rejected = load_graphs([path])
+    assert not rejected and len(graphs) == 600
+    shapes = Counter(graph.shape for graph in graphs)
+    assert set(shapes) == set(SHAPES)
+    assert min(shapes.values()) >= 20
+    for graph in graphs:
+        for node in graph.nodes:
+            assert node.refs == tuple(r - 1 for r in SHAPES[graph.shape][node.i + 1])
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_every_answer_stands_in_its_paragraph_and_contexts_have_twenty(split):
+    for record in records(split):
+        paragraphs = record["paragraphs"]
+        assert len(paragraphs) == 20
+        assert [p["idx"] for p in paragraphs] == list(range(20))
+        assert len({(p["title"], p["paragraph_text"]) for p in paragraphs}) == 20
+        nodes = record["question_decomposition"]
+        supports = [n["paragraph_support_idx"] for n in nodes]
+        assert len(set(supports)) == len(nodes)
+        assert {p["idx"] for p in paragraphs if p["is_supporting"]} == set(supports)
+        for node in nodes:
+            text = paragraphs[node["paragraph_support_idx"]]["paragraph_text"]
+            assert f" {normalise(node['answer'])} " in f" {normalise(text)} "
+        assert record["answer"] == nodes[-1]["answer"]
+        joined = " ".join(p["paragraph_text"] for p in paragraphs)
+        assert all(re.search(rf"\b{alias}\b", joined) for alias in record["answer_aliases"])
+
+
+def test_paragraphs_have_two_to_four_sentences_and_tell_something():
+    facts = make_world(random.Random(5), "train", 600)
+    for paragraph in facts.paragraphs:
+        sentences = re.findall(r"[^.]+\.", paragraph.text)
+        assert 2 <= len(sentences) <= 4, paragraph.text
+        assert paragraph.text.startswith(paragraph.title)
+        assert "{" not in paragraph.text and "  " not in paragraph.text
+
+
+def test_no_answer_leaks_into_a_question():
+    for split in ("train", "dev"):
+        for record in records(split):
+            question = f" {normalise(record['question'])} "
+            for node in record["question_decomposition"]:
+                assert f" {normalise(node['answer'])} " not in question, record["question"]
+
+
+def test_the_same_fact_in_the_same_words_has_the_same_id_and_nothing_else_has_it():
+    of_id: dict[int, tuple] = {}
+    of_fact: dict[tuple, int] = {}
+    for record in records("train"):
+        nodes = record["question_decomposition"]
+        for node in nodes:
+            text = re.sub(r"#(\d+)", lambda m, nodes=nodes: nodes[int(m[1]) - 1]["answer"], node["question"])
+            fact = (text, node["answer"])
+            assert of_id.setdefault(node["id"], fact) == fact
+            assert of_fact.setdefault(fact, node["id"]) == node["id"]
+        assert record["id"].partition("__")[2] == "_".join(str(n["id"]) for n in nodes)
+
+
+def test_no_question_is_an_effective_duplicate_of_another():
+    seen = set()
+    for record in records("train"):
+        sids = [n["id"] for n in record["question_decomposition"]]
+        answers = tuple(sorted(normalise(n["answer"]) for n in record["question_decomposition"]))
+        keys = [tuple(sids[-2:])] + [
+            (answers, tuple(sorted(sids[:i] + sids[i + 1 :]))) for i in range(len(sids))
+        ]
+        assert not seen.intersection(keys)
+        seen.update(keys)
+
+
+def test_bridges_are_shared_by_many_questions():
+    count = Counter(
+        node["answer"]
+        for record in records("train", 42, 2000, False)
+        for node in record["question_decomposition"][:-1]
+    )
+    uses = sum(count.values())
+    assert sum(n for n in count.values() if n >= 3) > 0.6 * uses
+
+
+def test_without_distractors_only_the_supports_remain_and_the_facts_are_the_same():
+    slim = records("train", paragraphs=False)
+    assert all(len(r["paragraphs"]) == len(r["question_decomposition"]) for r in slim)
+    assert all(p["is_supporting"] for r in slim for p in r["paragraphs"])
+
+
+# -- names -----------------------------------------------------------------------------------------------
+
+
+def _words(items) -> set[str]:
+    return {w for r in items for p in r["paragraphs"] for w in re.findall(r"[A-Z][a-z]+", p["title"])}
+
+
+def test_splits_share_no_name_no_stem_no_year_and_no_id():
+    # What both splits have in common is the ordinary part of names ("River", "Prize"), as any other world has it.
+    common = _words(records("train")) & _words(records("dev"))
+    assert 20 < len(common) < 100
+    assert common <= _words(records("train", 7, 2000)) and common <= _words(records("dev", 8, 2000))
+    for seed in (42, 7):
+        train, dev = records("train"), records("dev", seed)
+        titles = [{p["title"] for r in items for p in r["paragraphs"]} for items in (train, dev)]
+        answers = [
+            {n["answer"] for r in items for n in r["question_decomposition"]} for items in (train, dev)
+        ]
+        ids = [{n["id"] for r in items for n in r["question_decomposition"]} for items in (train, dev)]
+        for a, b in (titles, answers, ids):
+            assert not a & b
+
+
+def test_tens_of_thousands_of_distinct_names():
+    names = Names(random.Random(1), "train")
+    stems = [names.stem() for _ in range(60_000)]
+    assert len({s.lower() for s in stems}) == 60_000
+    assert not any(belongs_to_dev(s) for s in stems[:1000])
+    assert max(map(len, stems)) <= 14
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_no_entity_name_contains_another(seed):
+    facts = make_world(random.Random(seed), "dev", 40)
+    names = [normalise(e.name) for e in facts.entities if e.type not in ("year", "time", "quantity")]
+    text = Counter(word for name in names for word in set(name.split()))
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert any(text[word] == 1 for word in name.split()), name
+
+
+# -- the question determines the plan --------------------------------------------------------------------
+
+
+class _Reader:
+    """All readings of a text as a tree of wordings, given the names of the world and their types."""
+
+    def __init__(self, types: dict[str, set[str]]):
+        self._types = types
+        self._nouns = [(r, p, self._pattern(p.noun)) for r, p in PHRASINGS]
+        self._asks = [(r, p, self._pattern(p.ask)) for r, p in PHRASINGS]
+        self.noun = cache(self._noun)
+
+    @staticmethod
+    def _pattern(template: str) -> list[str]:
+        return re.split(r"\{\d\}", template)
+
+    def _noun(self, text: str) -> tuple:
+        """Readings (type, tree) of a noun phrase; a tree is a name or (phrasing, children)."""
+        found = [(kind, text) for kind in sorted(self._types.get(text, ()))]
+        return tuple(found + self._match(text, self._nouns))
+
+    def _match(self, text: str, table: list) -> list:
+        out = []
+        for relation, phrasing, parts in table:
+            if text.startswith(parts[0]) and text.endswith(parts[-1]):
+                for slots in self._splits(text[len(parts[0]) : len(text) - len(parts[-1])], parts[1:-1]):
+                    readings = [
+                        [(kind, tree) for kind, tree in self.noun(slot) if kind in allowed]
+                        for slot, allowed in zip(slots, relation.subjects, strict=True)
+                    ]
+                    combos = [()]
+                    for options in readings:
+                        combos = [(*combo, tree) for combo in combos for _, tree in options]
+                    out += [(relation.object, (phrasing, combo)) for combo in combos]
+        return out
+
+    @staticmethod
+    def _splits(text: str, separators: list[str]):
+        if not separators:
+            yield (text,)
+            return
+        at = text.find(separators[0])
+        while at >= 0:
+            yield (text[:at], text[at + len(separators[0]) :])
+            at = text.find(separators[0], at + 1)
+
+    def plans(self, question: str) -> list[list[str]]:
+        for opener in ("Tell me, ", "I would like to know: ", "Please find out: "):
+            if question.startswith(opener):
+                question = question[len(opener)].upper() + question[len(opener) + 1 :]
+        for lead in (
+            r"Consider (.+)\. (.+)",
+            r"Think of (.+)\. (.+)",
+            r"Take (.+): (.+)",
+            r"Starting from (.+), (.+)",
+        ):
+            if found := re.fullmatch(lead, question):
+                asked = found[2][0].upper() + found[2][1:]
+                phrase = re.search(rf"\bthat ({'|'.join({r.object for r in RELATIONS})})\b", asked)
+                full = asked[: phrase.start()] + found[1] + asked[phrase.end() :]
+                return [self._flatten(tree) for _, tree in self._match(full, self._asks)]
+        return [self._flatten(tree) for _, tree in self._match(question, self._asks)]
+
+    def _flatten(self, tree) -> list[str]:
+        steps: list[str] = []
+
+        def visit(node) -> str:
+            if isinstance(node, str):
+                return node
+            phrasing, children = node
+            steps.append(phrasing.question.format(*[visit(child) for child in children]))
+            return f"#{len(steps)}"
+
+        visit(tree)
+        return steps
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_composed_question_has_exactly_one_reading_and_it_is_the_plan(split):
+    size = 600
+    rng = random.Random(f"reader/{split}")
+    facts = make_world(rng, split, size // 2)
+    types: dict[str, set[str]] = {}
+    for entity in facts.entities:
+        types.setdefault(entity.name, set()).add(entity.type)
+    reader = _Reader(types)
+    for record in QuestionMaker(facts, rng, 1, full_contexts=False).records(size):
+        gold = [node["question"] for node in record["question_decomposition"]]
+        assert reader.plans(record["question"]) == [gold], record["question"]
+
+
+def test_the_synthesiser_words_nodes_as_the_world_does(tmp_path):
+    """`Wording` with the world's templates rebuilds the plain composed question from the source graph."""
+    path = tmp_path / "dev.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in records("dev")), encoding="utf-8")
+    graphs, _ = load_graphs([path])
+    wording = Wording(node_templates())
+    plain = 0
+    for graph in graphs:
+        for node in graph.nodes:
+            found = wording.match(node.text)
+            assert found is not None
+            template, subjects = found
+            assert template.question.format(*subjects) == node.text
+            assert all(re.fullmatch(r"#\d", s) or "?" not in s for s in subjects)
+        worded = wording.question(graph, graph.final, {})
+        assert worded.fallbacks == 0
+        plain += worded.text == graph.question
+    assert plain > 0.6 * len(graphs)
+
+
+# -- files -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_records_and_another_seed_others():
+    again = list(world.world_records("train", 42, 600))
+    assert json.dumps(again) == json.dumps(list(records("train")))
+    other = list(world.world_records("train", 43, 600))
+    assert not {r["question"] for r in other} & {r["question"] for r in again}
+
+
+def test_records_do_not_depend_on_the_hash_seed():
+    code = (
+        "import hashlib, json; from datamodules.world import world_records;"
+        "print(hashlib.sha1(json.dumps(list(world_records('dev', 3, 60))).encode()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}, capture_output=True,
+            text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+def test_texts_for_the_tokenizer_are_training_names_only():
+    texts = list(world.world_text(9, 2500))
+    assert len(texts) == len(set(texts)) == 2500
+    held_out = {e.name for e in make_world(random.Random(1), "dev", 500).entities}
+    assert not held_out & {text.partition("\n")[0] for text in texts}
+    assert len(list(world.world_questions(9, 30))) == 30
+
+
+def test_bad_numbers_are_refused():
+    with pytest.raises(ValueError, match="too small"):
+        world.world_records("train", 1, 5)
+    with pytest.raises(ValueError, match="seed"):
+        world.world_records("train", -1)
+    with pytest.raises(ValueError, match="split"):
+        world.world_records("test", 1)
