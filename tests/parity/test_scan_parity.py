@@ -23,7 +23,8 @@ triton_interpreter.enable()
 
 from inference.model.scan import causal_conv, chunk_scan, state_update  # noqa: E402
 
-pytestmark = pytest.mark.parity
+# The kernels' sigmoid overflows to its right limit where a pad's dt is -1e4; on a GPU nobody says so.
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 TOLERANCE = 1e-3
 HEADS, HEAD_DIM, STATE, CHUNK = 4, 16, 16, 16
