@@ -1,0 +1,64 @@
+"""What `fit` prints at its end: held-out metrics before and after, where things were written, what to type next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from rich.console import Console
+from rich.table import Table
+
+NEXT_STAGE = {"pretrain": "stage1", "stage1": "stage2", "stage2": "stage3"}
+SHARES = (
+    "plan_exact_match",
+    "hop_count_accuracy",
+    "sub_question_f1",
+    "dependency_f1",
+    "keyword_f1",
+    "plan_valid",
+)
+
+
+def print_report(run: Path, metrics: dict[str, Any], trainer: Trainer) -> None:
+    """Print the table and the lines below it.
+
+    Args:
+        run: runs/NAME.
+        metrics: what metrics.json holds.
+        trainer: the finished trainer, for its step count.
+    """
+    console = Console(highlight=False, width=None if Console().is_terminal else 110)
+    table = Table(title=f"held-out development set, {run.name}", title_justify="left")
+    for column in ("metric", "before", "after", "95 % interval", "n"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for name in _order(metrics):
+        before, after = metrics.get(f"before/{name}"), metrics.get(f"after/{name}")
+        interval = (
+            ""
+            if after is None or after["low"] is None
+            else f"{_show(name, after['low'])} – {_show(name, after['high'])}"
+        )
+        n = (after or before or {}).get("n", "")
+        table.add_row(
+            name, *(_show(name, m["value"]) if m else "" for m in (before, after)), interval, f"{n:,}"
+        )
+    console.print(table)
+    console.print(
+        f"trained {trainer.global_step} steps; written to {run}/: metrics.json, config.yaml, checkpoints/,"
+    )
+    console.print("  tensorboard/, export/ (adapter/ and merged/, a stock Hugging Face directory)")
+    console.print("next:")
+    console.print(f"  tensorboard --logdir {run}")
+    if run.name in NEXT_STAGE:
+        console.print(f"  python -m lightning_modules.cli fit --config {NEXT_STAGE[run.name]}.yaml")
+
+
+def _order(metrics: dict[str, Any]) -> list[str]:
+    names = {name.partition("/")[2] for name in metrics if name.startswith(("before/", "after/"))}
+    known = ["val_loss", *SHARES]
+    return [name for name in known if name in names] + sorted(names - set(known))
+
+
+def _show(name: str, value: float) -> str:
+    return f"{100 * value:.1f} %" if name.split("/")[0] in SHARES else f"{value:.4f}"
