@@ -1,8 +1,10 @@
 """The shape of the project: which package may import which, what `inference` needs, what lies at the top level."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,20 @@ def test_nothing_else_at_the_top_level(repository: Path) -> None:
     tracked = {path.split("/")[0] for path in listed.stdout.split("\0") if path}
     assert tracked <= TOP_LEVEL
     assert {"Makefile", "pyproject.toml", "constraints.txt", ".ci", "tests"} <= tracked
+
+
+def test_everything_that_set_up_installs_is_pinned(repository: Path) -> None:
+    """Exact versions only, no build suffix and no index; each direct requirement of `make setup` is among them."""
+    lines = (repository / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert all(re.fullmatch(r"\d+(\.\d+)*(\.?(post|rc|a|b)\d+)?", version) for version in pins.values())
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["local"], *extras["train"], *extras["dev"]]
+    names = {re.split(r"[\[<>=!~ ]", requirement)[0] for requirement in wanted}
+    assert {normal(name) for name in names} <= {normal(name) for name in pins}
+
+
+def normal(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
