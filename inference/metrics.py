@@ -124,7 +124,7 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     p, z2 = hits / n, _Z * _Z
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z * sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return (centre - half if hits else 0.0), (centre + half if hits < n else 1.0)  # exact at the ends
 
 
 def _traces(plan: TracePlan | None) -> tuple[TraceDraft, ...]:

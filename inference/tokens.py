@@ -65,9 +65,12 @@ class PlanTokenizer:
             raise FileNotFoundError(
                 f"{path / 'tokenizer.json'} does not exist: no tokenizer to load from {path}"
             )
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            if (path / name).is_file():
-                _check_json(path / name)
+        if not {"model", "added_tokens"} <= _read_json(path / "tokenizer.json").keys():
+            raise ValueError(
+                f"{path / 'tokenizer.json'} is not a tokenizer of Hugging Face: no model or added_tokens"
+            )
+        if (path / "tokenizer_config.json").is_file():
+            _read_json(path / "tokenizer_config.json")
         return cls(PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True))
 
     def save(self, directory: str | Path) -> None:
@@ -271,8 +274,11 @@ def _plain_backend(backend: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(spec))
 
 
-def _check_json(path: Path) -> None:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): the directory may be half written") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} should hold a JSON object")
+    return content
