@@ -105,14 +105,14 @@ def build_world(
     dev_questions: int = DEFAULT_DEV_QUESTIONS,
     *,
     paragraphs: bool = True,
-    sizes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write a world directory (formats.md) and return the manifest of its dialogues.
 
     Args:
-        out: a new or empty directory; with `overwrite`, what an earlier world left there is replaced.
+        out: a new or empty directory; with `overwrite`, an earlier world there is replaced. It appears only when whole.
         paragraphs: full 20-paragraph contexts, or supporting paragraphs only.
         sizes: numbers of dialogues by the names of `mumu.build` (short, long, ultra, short_dev, long_dev).
         progress: called with (what, done, total) as records and dialogues are made.
@@ -120,31 +120,60 @@ def build_world(
     Raises ValueError for bad numbers, FileExistsError when `out` already holds something.
     """
     out = Path(out)
+    _check_target(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        sources = {}
+        for split, count in (("train", questions), ("dev", dev_questions)):
+            records = world_records(split, seed, count, paragraphs)
+            sources[split] = scratch / "source" / f"{split}.jsonl"
+            _write_jsonl(sources[split], records, split, count, progress)
+        manifest = mumu.build(
+            [sources["train"]],
+            [sources["dev"]],
+            scratch,
+            seed=seed,
+            templates=node_templates(),
+            report=progress,
+            **(sizes or {}),
+        )
+        recipe = _recipe(seed, questions, dev_questions, paragraphs)
+        (scratch / "world.json").write_text(
+            json.dumps(recipe, sort_keys=True, indent=1) + "\n", encoding="utf-8"
+        )
+        _check_target(out, overwrite)
+        _move_into_place(scratch, out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return manifest
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
     if out.is_file():
         raise FileExistsError(f"{out} is a file; give a directory")
-    if out.is_dir() and any(out.iterdir()):
-        if not overwrite:
-            raise FileExistsError(f"{out} is not empty: choose another directory or pass --overwrite")
-        if not (out / "world.json").is_file():
-            raise FileExistsError(f"{out} holds no world (no world.json), so it is not overwritten")
-        shutil.rmtree(out)
-    sources = {}
-    for split, count in (("train", questions), ("dev", dev_questions)):
-        records = world_records(split, seed, count, paragraphs)
-        sources[split] = out / "source" / f"{split}.jsonl"
-        _write_jsonl(sources[split], records, split, count, progress)
-    manifest = mumu.build(
-        [sources["train"]],
-        [sources["dev"]],
-        out,
-        seed=seed,
-        templates=node_templates(),
-        report=progress,
-        **(sizes or {}),
-    )
-    recipe = _recipe(seed, questions, dev_questions, paragraphs)
-    (out / "world.json").write_text(json.dumps(recipe, sort_keys=True, indent=1) + "\n", encoding="utf-8")
-    return manifest
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not (out / "world.json").is_file():
+        raise FileExistsError(f"{out} is in use and holds no world (no world.json): choose another directory")
+    if not overwrite:
+        raise FileExistsError(f"{out} already holds a world: choose another directory or pass --overwrite")
+
+
+def _move_into_place(scratch: Path, out: Path) -> None:
+    """Replace the world in `out`, if any; what else lies there stays. `world.json` comes last and says "whole"."""
+    if not out.exists():
+        scratch.chmod(0o755)
+        scratch.rename(out)
+        return
+    names = sorted((entry.name for entry in scratch.iterdir()), key=lambda name: (name == "world.json", name))
+    for name in reversed(names):
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+        else:
+            (out / name).unlink(missing_ok=True)
+    for name in names:
+        (scratch / name).rename(out / name)
 
 
 def _recipe(seed: int, questions: int, dev_questions: int, paragraphs: bool) -> dict[str, Any]:
@@ -186,8 +215,8 @@ def default_world(
 ) -> Path:
     """The directory of the sample world, built on first use and re-used while its recipe is the current one.
 
-    A build goes to a temporary directory that is renamed at the end, so that an interrupted one leaves nothing behind
-    that looks finished, and of two processes building at once one wins and both get a whole world.
+    A build goes to a temporary directory that is renamed at the end: an interrupted one leaves nothing behind, and of
+    two processes that build at once one wins and both get a whole world.
     """
     name = f"world-{seed}" if (questions, dev_questions) == (DEFAULT_QUESTIONS, DEFAULT_DEV_QUESTIONS) else (
         f"world-{seed}-{questions}-{dev_questions}"
@@ -196,20 +225,14 @@ def default_world(
     recipe = _recipe(seed, questions, dev_questions, paragraphs=True)
     if _holds(target, recipe):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+    if target.is_dir() and not (target / "world.json").is_file():
+        shutil.rmtree(target)  # what an interrupted replacement left
     try:
-        build_world(scratch, seed, questions, dev_questions, progress=progress)
-        if target.exists() and not _holds(target, recipe):
-            shutil.rmtree(target)
-        try:
-            scratch.rename(target)
-        except OSError:
-            # Another process finished first; its world is the same.
-            if not _holds(target, recipe):
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        build_world(target, seed, questions, dev_questions, overwrite=True, progress=progress)
+    except OSError:
+        # Another process may have finished first; its world is the same.
+        if not _holds(target, recipe):
+            raise
     return target
 
 

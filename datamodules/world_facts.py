@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from datamodules.world_names import Names
@@ -67,6 +68,13 @@ _FILLERS = {
     "currency": ("Its coins are made of brass.", "Its notes show birds."),
 }
 _PRONOUNS = {"person": ("He", "She"), "band": ("The band",), "company": ("The company", "It")}
+
+
+# Plausible numbers by relation.
+_RANGES = {
+    "population": (2_000, 9_000_000), "area": (300, 900_000), "length": (40, 2_900), "height": (700, 8_000),
+    "employees": (20, 90_000), "members": (50, 40_000), "distance": (20, 1_900),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,19 +144,20 @@ def make_world(rng: random.Random, split: str, size: int) -> World:
         by_type[kind] = [new_entity(kind, names.name(kind)) for _ in range(count)]
     years: dict[str, Entity] = {}
 
-    def literal(kind: str) -> Entity:
+    def literal(relation: Relation) -> Entity:
+        kind = relation.object
         if kind == "year":
             text = names.year()
             if text not in years:
                 years[text] = new_entity("year", text)
             return years[text]
-        return new_entity(kind, names.date() if kind == "time" else names.number())
+        return new_entity(kind, names.date() if kind == "time" else names.quantity(*_RANGES[relation.name]))
 
-    def draw_object(kind: str, subjects: tuple[Entity, ...]) -> Entity:
-        if kind in LITERAL_TYPES:
-            return literal(kind)
+    def draw_object(relation: Relation, subjects: tuple[Entity, ...]) -> Entity:
+        if relation.object in LITERAL_TYPES:
+            return literal(relation)
         while True:
-            candidate = rng.choice(by_type[kind])
+            candidate = rng.choice(by_type[relation.object])
             if candidate not in subjects:
                 return candidate
 
@@ -157,7 +166,7 @@ def make_world(rng: random.Random, split: str, size: int) -> World:
             for kind in relation.subjects[0]:
                 for subject in by_type[kind]:
                     if rng.random() < 0.75:
-                        _add(world, relation, (subject,), draw_object(relation.object, (subject,)))
+                        _add(world, relation, (subject,), draw_object(relation, (subject,)))
     _add_pairs(world, rng, by_type, draw_object, size)
     _write_paragraphs(world, rng)
     return world
@@ -173,7 +182,13 @@ def _add(world: World, relation: Relation, subjects: tuple[Entity, ...], obj: En
         world.pairs.append(fact)
 
 
-def _add_pairs(world: World, rng: random.Random, by_type, draw_object, size: int) -> None:
+def _add_pairs(
+    world: World,
+    rng: random.Random,
+    by_type: dict[str, list[Entity]],
+    draw_object: Callable[[Relation, tuple[Entity, ...]], Entity],
+    size: int,
+) -> None:
     """Two-subject facts between entities that other facts lead to, so that both subjects can be asked for."""
     pools = {kind: [e for e in pool if e.id in world.incoming] for kind, pool in by_type.items()}
     pools["year"] = [e for e in world.entities if e.type == "year"]
@@ -189,7 +204,7 @@ def _add_pairs(world: World, rng: random.Random, by_type, draw_object, size: int
             if first == second or keys & taken:
                 continue
             taken |= keys
-            _add(world, relation, (first, second), draw_object(relation.object, (first, second)))
+            _add(world, relation, (first, second), draw_object(relation, (first, second)))
 
 
 def _write_paragraphs(world: World, rng: random.Random) -> None:

@@ -108,12 +108,6 @@ class Names:
         )  # fmt: skip
         return f"{self._rng.randint(1, 28)} {month} {self.year()}"
 
-    def number(self) -> str:
-        """A quantity, new in this split, written with thousands separators and never readable as a year."""
-        while True:
-            digits = self._rng.choice((3, 5, 5, 6))
-            value = self._number(10 ** (digits - 1), 10**digits - 1)
-            text = f"{value:,}"
-            if text not in self._used:
-                self._used.add(text)
-                return text
+    def quantity(self, low: int, high: int) -> str:
+        """A number with thousands separators; numbers repeat within a split and never across splits."""
+        return f"{self._number(low, high):,}"

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import world
+from datamodules import mumu, world
 from datamodules.mumu_text import Wording
 from datamodules.musique import SHAPES, load_graphs, normalise
 from datamodules.world_facts import make_world
@@ -30,6 +30,13 @@ PHRASINGS = [(relation, phrasing) for relation in RELATIONS for phrasing in rela
 @cache
 def records(split: str, seed: int = 42, count: int = 600, paragraphs: bool = True) -> tuple[dict, ...]:
     return tuple(world.world_records(split, seed, count, paragraphs))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("world") / "w"
+    world.build_world(out, 42, 400, 120, paragraphs=False)
+    return out
 
 
 # -- wordings --------------------------------------------------------------------------------------------
@@ -241,6 +248,10 @@ class _Reader:
             at = text.find(separators[0], at + 1)
 
     def plans(self, question: str) -> list[list[str]]:
+        return [self._flatten(tree) for tree in self.trees(question)]
+
+    def trees(self, question: str) -> list:
+        question = question[:1].upper() + question[1:]
         for opener in ("Tell me, ", "I would like to know: ", "Please find out: "):
             if question.startswith(opener):
                 question = question[len(opener)].upper() + question[len(opener) + 1 :]
@@ -254,21 +265,22 @@ class _Reader:
                 asked = found[2][0].upper() + found[2][1:]
                 phrase = re.search(rf"\bthat ({'|'.join({r.object for r in RELATIONS})})\b", asked)
                 full = asked[: phrase.start()] + found[1] + asked[phrase.end() :]
-                return [self._flatten(tree) for _, tree in self._match(full, self._asks)]
-        return [self._flatten(tree) for _, tree in self._match(question, self._asks)]
+                return [tree for _, tree in self._match(full, self._asks)]
+        return [tree for _, tree in self._match(question, self._asks)]
 
     def _flatten(self, tree) -> list[str]:
         steps: list[str] = []
-
-        def visit(node) -> str:
-            if isinstance(node, str):
-                return node
-            phrasing, children = node
-            steps.append(phrasing.question.format(*[visit(child) for child in children]))
-            return f"#{len(steps)}"
-
-        visit(tree)
+        self.unfold(tree, steps, lambda name: name, "#{}", 1)
         return steps
+
+    def unfold(self, tree, steps: list[str], name, reference: str, first: int) -> str:
+        """Append the sub-questions of a tree in order, children first; returns what stands for the tree itself."""
+        if isinstance(tree, str):
+            return name(tree)
+        phrasing, children = tree
+        slots = [self.unfold(child, steps, name, reference, first) for child in children]
+        steps.append(phrasing.question.format(*slots))
+        return reference.format(first + len(steps) - 1)
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])
@@ -303,6 +315,53 @@ def test_the_synthesiser_words_nodes_as_the_world_does(tmp_path):
         assert worded.fallbacks == 0
         plain += worded.text == graph.question
     assert plain > 0.6 * len(graphs)
+
+
+_CARRIERS = (
+    r"Besides asking about (.+?), (.+)",
+    r"In addition to (.+?), (.+)",
+    r"Apart from (.+?), (.+)",
+    r"I would like to know (.+?), and also: (.+)",
+    r"First find (.+?)\. Then tell me: (.+)",
+    r"Along with (.+?), (.+)",
+)
+
+
+def test_every_turn_of_a_dialogue_has_exactly_one_reading_given_the_traces_before_it(built):
+    """The plan of a follow-up is derivable: "that city" is the last city before the turn, the rest it says."""
+    types: dict[str, set[str]] = {}
+    for split in ("train", "dev"):
+        facts = make_world(
+            world._generator(42, split, "facts"), split, (400 if split == "train" else 120) // 2
+        )
+        for entity in facts.entities:
+            types.setdefault(entity.name, set()).add(entity.type)
+    for kind in {relation.object for relation in RELATIONS}:
+        types[f"that {kind}"] = {kind}
+    reader = _Reader(types)
+    operators: Counter[str] = Counter()
+    for name in ("short/train", "short/dev", "long/train", "long/dev"):
+        for dialogue in mumu.load_dialogues(built / f"{name}.jsonl"):
+            before: list = []
+            for turn in dialogue.turns:
+                antecedent = {trace.type: trace.id for trace in before}
+
+                def named(text: str, antecedent=antecedent) -> str:
+                    kind = text.removeprefix("that ")
+                    return f"[A{antecedent[kind]}]" if text.startswith("that ") else text
+
+                question, steps, first = turn.question, [], len(before) + 1
+                if turn.operator == "SQR_B":
+                    found = next(m for c in _CARRIERS if (m := re.fullmatch(c, question)))
+                    ((_, tree),) = reader.noun(found[1])
+                    reader.unfold(tree, steps, named, "[A{}]", first)
+                    question = found[2]
+                (tree,) = reader.trees(question)
+                reader.unfold(tree, steps, named, "[A{}]", first)
+                assert steps == [trace.sub_question for trace in turn.traces], turn.question
+                operators[turn.operator] += 1
+                before += turn.traces
+    assert min(operators[op] for op in ("ORIG", "GS_A", "GS_C", "SQR_B", "SQR_C")) >= 10
 
 
 # -- files -----------------------------------------------------------------------------------------------
@@ -345,3 +404,78 @@ def test_bad_numbers_are_refused():
         world.world_records("train", -1)
     with pytest.raises(ValueError, match="split"):
         world.world_records("test", 1)
+
+
+def _bytes(directory):
+    return {p.relative_to(directory): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def test_a_world_directory_holds_sources_and_dialogues_and_is_the_same_every_time(built, tmp_path):
+    files = _bytes(built)
+    names = {str(name) for name in files}
+    assert {"source/train.jsonl", "source/dev.jsonl", "corpus.jsonl", "manifest.json", "world.json"} <= names
+    assert {
+        f"{stage}/{split}.jsonl" for stage in ("stage1", "short", "long") for split in ("train", "dev")
+    } <= names
+    manifest = json.loads(files[next(n for n in files if n.name == "manifest.json")])
+    # Nothing is lost on the way: every question is a valid, distinct graph, and train keeps clear of dev.
+    assert manifest["counts"]["source_questions"]["train"] == {"accepted": 400, "distinct": 400, "used": 400}
+    assert manifest["counts"]["source_questions"]["dev"] == {"accepted": 120, "distinct": 120, "used": 120}
+    assert not manifest["rejections"]["purged/train"]
+    world.build_world(tmp_path / "again", 42, 400, 120, paragraphs=False)
+    assert _bytes(tmp_path / "again") == files
+
+
+def test_only_a_world_is_overwritten(tmp_path):
+    out = tmp_path / "w"
+    world.build_world(out, 1, 40, 20, paragraphs=False)
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        world.build_world(out, 1, 40, 20)
+    (out / "notes.txt").write_text("mine")
+    world.build_world(out, 2, 40, 20, paragraphs=False, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert json.loads((out / "world.json").read_text())["seed"] == 2
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="holds no world"):
+        world.build_world(tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    with pytest.raises(FileExistsError, match="is a file"):
+        world.build_world(tmp_path / "mine" / "thesis.txt")
+
+
+def test_the_default_world_is_built_once_and_again_when_its_recipe_is_old(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACE_MEMORY_HOME", str(tmp_path / "home"))
+    first = world.default_world(5, 40, 20)
+    stamp = (first / "manifest.json").stat().st_mtime_ns
+    assert first.parent == tmp_path / "home"
+    assert world.default_world(5, 40, 20) == first
+    assert (first / "manifest.json").stat().st_mtime_ns == stamp
+    recipe = json.loads((first / "world.json").read_text()) | {"generator_version": "0"}
+    (first / "world.json").write_text(json.dumps(recipe))
+    (first / "corpus.jsonl").write_text("stale")
+    assert world.default_world(5, 40, 20) == first
+    assert (first / "corpus.jsonl").read_text() != "stale"
+    assert [p.name for p in first.parent.iterdir()] == [first.name]
+
+
+def test_an_interrupted_default_build_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACE_MEMORY_HOME", str(tmp_path))
+
+    def stop(what, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        world.default_world(5, 40, 20, progress=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_writes_a_world_and_says_what_is_wrong(tmp_path, capsys):
+    args = ["--out", str(tmp_path / "w"), "--seed", "3", "--questions", "40", "--dev-questions", "20"]
+    assert world.main(args) == 0
+    assert (tmp_path / "w" / "short" / "train.jsonl").exists()
+    assert world.main(args) == 2
+    assert "--overwrite" in " ".join(capsys.readouterr().err.split())
+    assert world.main(["--out", str(tmp_path / "v"), "--questions", "3"]) == 2
+    assert "too small" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "v").exists()
