@@ -1,0 +1,201 @@
+"""Text from which the embedded base learns to read questions, to copy names, and to write numbered sub-questions.
+
+In:  fictional worlds of other seeds than the one the stages train on (or a built MuMu directory), and their
+     encyclopedia paragraphs. Out: packed batches of plain text: the structural tokens stay unknown to the base, as they
+     are to Mamba-2 2.7B, and stage 1 teaches them. design.md section 4 (embedded default).
+
+A turn is written as
+
+    Which label signed the singer of Blue Rain?
+    (1) Who sang Blue Rain? / sang Blue Rain /
+    (2) Which label signed [A1]? / label signed [A1] / [1]
+
+All of it carries loss: the numbered lines with weight 1, questions and paragraphs with `loss_on_query`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from datamodules.packed_data import PackedData, PlannedTurn, describe, log
+from datamodules.packing import Document
+from datamodules.tokenizer import train_tokenizer, world_corpus
+from datamodules.traces import planned_turns, read_split, spread
+from datamodules.world import GENERATOR_VERSION, build_world, default_world, memory_home, world_text
+from inference.tokens import PlanTokenizer
+from inference.traces import TracePlan, sanitise_query
+
+SPLITS = ("stage1", "short", "long")
+
+
+class PretrainData(PackedData):
+    """Dialogues as plain text, mixed with paragraphs.
+
+    Args:
+        path: a built MuMu directory; null builds a world for each of `seeds`.
+        seeds: worlds to read (each has its own names). The development set is that of the embedded world (seed 42),
+            which shares no name with any of them.
+        questions: source questions of each world.
+        mix: passes an epoch makes over each kind: `stage1`, `short`, `long` dialogues (0.5 takes every second one, 2
+            takes each twice) and `paragraphs` (of `paragraphs_per_world`).
+        paragraphs_per_world: encyclopedia paragraphs of each world.
+        vocab_size: tokens of the tokenizer, without the seven structural ones.
+        tokenizer: a tokenizer directory to use instead of training one.
+        batch_size: documents in a batch of one process.
+        val_batch_size: documents in a validation batch.
+        max_length: tokens of a document; a longer dialogue is cut at a turn border.
+        loss_on_query: weight of questions and paragraphs in the loss.
+        limit_train: use only this many documents (spread evenly).
+        limit_dev: use only this many development dialogues.
+        seed: order of the documents, together with the epoch.
+        max_row_tokens: split a packed batch into rows of at most this many tokens (null: one row).
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        seeds: Sequence[int] = (101, 102, 103, 104),
+        questions: int = 6000,
+        mix: dict[str, float] | None = None,
+        paragraphs_per_world: int = 1000,
+        vocab_size: int = 4089,
+        tokenizer: str | None = None,
+        batch_size: int = 16,
+        val_batch_size: int = 16,
+        max_length: int = 2048,
+        loss_on_query: float = 0.1,
+        limit_train: int | None = None,
+        limit_dev: int | None = None,
+        seed: int = 42,
+        max_row_tokens: int | None = None,
+    ) -> None:
+        super().__init__(batch_size, val_batch_size, seed, max_row_tokens)
+        self.path = Path(path) if path is not None else None
+        if self.path is not None and not self.path.is_dir():
+            raise FileNotFoundError(f"data.path {path} is not a directory")
+        self.seeds, self.questions = list(seeds), questions
+        self.mix = {"stage1": 1.0, "short": 1.0, "long": 1.0, "paragraphs": 1.0} if mix is None else dict(mix)
+        unknown = sorted(set(self.mix) - {*SPLITS, "paragraphs"})
+        if unknown:
+            raise ValueError(
+                f"data.mix has the unknown key {unknown[0]!r}: it knows stage1, short, long and paragraphs"
+            )
+        self.paragraphs_per_world = paragraphs_per_world
+        self.vocab_size, self.tokenizer = vocab_size, tokenizer
+        self.max_length, self.loss_on_query = max_length, loss_on_query
+        self.limit_train, self.limit_dev = limit_train, limit_dev
+
+    def prepare_data(self) -> None:
+        """Build worlds and tokenizer where they are missing (once per machine)."""
+        self._worlds()
+        self._dev_world()
+        self._tokenizer()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read and tokenize."""
+        if self.train_documents:
+            return
+        tokens = self.tokens = PlanTokenizer.from_pretrained(self._tokenizer())
+        for split in SPLITS:
+            if self.mix.get(split, 0) > 0:
+                dialogues = [d for world in self._worlds() for d in read_split(world, split, "train")]
+                turns = [planned_turns(d) for d in repeat(dialogues, self.mix[split])]
+                self._add(self.train_documents, turns, tokens)
+        if self.mix.get("paragraphs", 0) > 0:
+            texts = [t for seed in self.seeds for t in world_text(seed, self.paragraphs_per_world)]
+            self.train_documents += [
+                encode_text(text, tokens, self.max_length, self.loss_on_query)
+                for text in repeat(texts, self.mix["paragraphs"])
+            ]
+        self.train_documents = spread(self.train_documents, self.limit_train)
+        dev = [d for split in ("short", "long") for d in read_split(self._dev_world(), split, "dev")]
+        self._add(self.dev_documents, [planned_turns(d) for d in spread(dev, self.limit_dev)], tokens)
+        log.info("pretraining text: %s", describe(self.train_documents))
+        log.info("development text: %s", describe(self.dev_documents))
+
+    def _add(
+        self, documents: list[Document], dialogues: list[list[PlannedTurn]], tokens: PlanTokenizer
+    ) -> None:
+        encoded = (encode_plain(turns, tokens, self.max_length, self.loss_on_query) for turns in dialogues)
+        documents += [document for document in encoded if document is not None]
+
+    def _worlds(self) -> list[Path]:
+        return [self.path] if self.path is not None else [_world(seed, self.questions) for seed in self.seeds]
+
+    def _dev_world(self) -> Path:
+        return self.path if self.path is not None else default_world()
+
+    def _tokenizer(self) -> Path:
+        if self.tokenizer is not None:
+            return Path(self.tokenizer)
+        target = memory_home() / f"tokenizer-{GENERATOR_VERSION}-{self.vocab_size}"
+        if not (target / "tokenizer.json").is_file():
+            log.info("training a tokenizer of %s tokens into %s", f"{self.vocab_size:,}", target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=".tokenizer-", dir=target.parent))
+            train_tokenizer(_tokenizer_texts(), self.vocab_size, scratch)
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+        return target
+
+
+def render_turn(turn: PlannedTurn) -> tuple[str, str]:
+    """The question's line, and the lines of its traces."""
+    return sanitise_query(turn.question).strip() + "\n", render_plan(turn.plan)
+
+
+def render_plan(plan: TracePlan) -> str:
+    """One line a trace: `(29) sub-question / keywords / [28]`."""
+    lines = []
+    for trace in plan.traces:
+        deps = "".join(f"[{dep}]" for dep in trace.deps)
+        lines.append(f"({trace.id}) {trace.sub_question} / {trace.keywords} / {deps}".rstrip() + "\n")
+    return "".join(lines)
+
+
+def encode_plain(
+    turns: Sequence[PlannedTurn], tokens: PlanTokenizer, max_length: int, query_weight: float
+) -> Document | None:
+    """The longest prefix of whole turns within `max_length` as plain text; None where not one turn fits."""
+    ids, weights, plan_tokens = [tokens.bos_id], [0.0], 0
+    for turn in turns:
+        question, plan = (tokens.encode_text(text) for text in render_turn(turn))
+        if len(ids) + len(question) + len(plan) > max_length:
+            break
+        ids += question + plan
+        weights += [query_weight] * len(question) + [1.0] * len(plan)
+        plan_tokens += len(plan)
+    return Document.of(ids, weights, plan_tokens) if plan_tokens else None
+
+
+def encode_text(text: str, tokens: PlanTokenizer, max_length: int, weight: float) -> Document:
+    """A paragraph, cut at `max_length` tokens."""
+    ids = [tokens.bos_id, *tokens.encode_text(text)][:max_length]
+    return Document.of(ids, [weight] * len(ids), 0)
+
+
+def repeat(items: list, passes: float) -> list:
+    """`passes` passes over the items: whole ones, then evenly spread ones for the rest."""
+    whole = int(passes)
+    rest = round((passes - whole) * len(items))
+    return items * whole + (spread(items, rest) if rest else [])
+
+
+def _world(seed: int, questions: int) -> Path:
+    """A world for training text: plans only matter, so it is built without distractor paragraphs."""
+    target = memory_home() / f"pretrain-{GENERATOR_VERSION}-{seed}-{questions}"
+    if not (target / "world.json").is_file():
+        log.info("building a world of %s questions (seed %d) in %s", f"{questions:,}", seed, target)
+        build_world(target, seed, questions, dev_questions=max(20, questions // 10), paragraphs=False)
+    return target
+
+
+def _tokenizer_texts() -> Iterator[str]:
+    """Texts of worlds nobody trains or is evaluated on, and the numbers and brackets of rendered plans."""
+    yield from world_corpus()
+    for number in islice(range(1, 200), 199):
+        yield f"({number}) / [{number}]\n[A{number}]"
