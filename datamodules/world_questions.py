@@ -164,11 +164,9 @@ class QuestionMaker:
     def _draw(self, shape: str) -> list[Hop] | None:
         if shape in ("2hop", "3hop1", "4hop1"):
             bridge = self._rng.choice(self._bridges[self._rng.choice(self._bridge_types)])
-            head = self._into(bridge)
-            chain = [head]
+            facts = [self._into(bridge)]
             for _ in range(len(SHAPES[shape]) - 1):
-                chain.append(self._out_of(chain[-1].object) if chain[-1] else None)
-            facts = chain
+                facts.append(self._out_of(facts[-1].object) if facts[-1] else None)
         else:
             pair = self._rng.choice(self._rng.choice(self._pairs))
             left, right = (self._into(subject) for subject in pair.subjects)
@@ -178,9 +176,8 @@ class QuestionMaker:
                 facts = [left, right, pair, self._out_of(pair.object)]
             else:
                 facts = [self._into(left.subjects[0]) if left else None, left, right, pair]
-        if any(fact is None for fact in facts):
-            return None
-        return self._phrase(shape, facts)
+        found = [fact for fact in facts if fact is not None]
+        return self._phrase(shape, found) if len(found) == len(facts) else None
 
     def _phrase(self, shape: str, facts: list[Fact]) -> list[Hop] | None:
         """Choose wordings; None when an entity or paragraph occurs twice in the graph."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,8 @@ from datamodules.tokenizer import END_OF_TEXT, train_tokenizer, world_corpus
 from datamodules.world import world_records
 from inference.tokens import PlanTokenizer
 from inference.traces import TraceDraft, TracePlan
+
+ROOT = str(Path(__file__).parents[1])
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +106,7 @@ def test_the_same_texts_give_the_same_file_in_another_process(tmp_path):
         subprocess.run(
             [sys.executable, "-c", code, str(out)],
             check=True,
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ROOT},
         )
         contents.add((out / "tokenizer.json").read_bytes())
     assert len(contents) == 1

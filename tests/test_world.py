@@ -4,6 +4,7 @@ The last is proved by an independent reader (`_Reader`) that knows the wordings 
 parses every composed question back into sub-questions and must find exactly one reading, the gold one.
 """
 
+import hashlib
 import json
 import random
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +25,8 @@ from datamodules.world_facts import make_world
 from datamodules.world_names import Names, belongs_to_dev
 from datamodules.world_questions import QuestionMaker
 from datamodules.world_relations import RELATIONS, node_templates
+
+ROOT = str(Path(__file__).parents[1])
 
 PHRASINGS = [(relation, phrasing) for relation in RELATIONS for phrasing in relation.phrasings]
 
@@ -381,7 +385,7 @@ def test_records_do_not_depend_on_the_hash_seed():
     )
     digests = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}, capture_output=True,
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ROOT}, capture_output=True,
             text=True, check=True,
         ).stdout
         for seed in ("1", "2")
@@ -479,3 +483,9 @@ def test_the_command_line_writes_a_world_and_says_what_is_wrong(tmp_path, capsys
     assert world.main(["--out", str(tmp_path / "v"), "--questions", "3"]) == 2
     assert "too small" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "v").exists()
+
+
+def test_a_changed_generator_needs_a_new_version():
+    """Worlds in users' caches are re-used while GENERATOR_VERSION is theirs: bump it together with this digest."""
+    digest = hashlib.sha256(json.dumps(list(world.world_records("dev", 42, 60))).encode()).hexdigest()[:12]
+    assert (world.GENERATOR_VERSION, digest) == ("1", "ca0e306bcb55")
