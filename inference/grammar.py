@@ -24,22 +24,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from inference.grammar_text import (
+    DEAD,
+    KIND,
+    MAX_TEXT_COST,
+    N_STATES,
+    NUMBER,
+    TABLE,
+    TEXT_COST,
+    byte_columns,
+    run_columns,
+    trie,
+    walk,
+)
 from inference.tokens import PlanTokenizer
 from inference.traces import DEP, END_PLAN, END_TRACE, KW, PLAN, SUBQ, TRACE
 
-# States of the text automaton. Bit 0 is "something other than white space was written"; the rest is what the last
-# bytes opened: a bracket, a reference, or a UTF-8 character of which some bytes are missing.
-_KINDS = (
-    "text",
-    "[",
-    "[A",
-    "[A1",
-    *"c1 c2 c3 c2:e0 c2:ed c3:f0 c3:f4 s:c2 s:e1 s:e2 s:e3 s:e19a s:e280 s:e281 s:e380".split(),
-)
-_KIND = {name: index for index, name in enumerate(_KINDS)}
-_TEXT, _BRACKET, _REF, _NUMBER = (2 * _KIND[name] for name in ("text", "[", "[A", "[A1"))
-_N_STATES = 2 * len(_KINDS)
-_DEAD = _N_STATES
 _DIGITS = range(0x30, 0x3A)
 
 
@@ -57,20 +57,17 @@ class PlanGrammar:
             )
         self.tokens, self.vocab_size, self.device = tokens, vocab_size, torch.device(device)
         self.structural = tokens.structural
-        self.bytes_of: list[bytes | None] = [
-            t if isinstance(t, bytes) and t else None for t in tokens.token_bytes
-        ]
-        text_ids = [i for i, t in enumerate(self.bytes_of) if t is not None]
-        singles = {t[0] for i in text_ids if len(t := self.bytes_of[i] or b"") == 1}
-        self._whole_only = not singles.issuperset(
-            range(0x80, 0xC0)
-        )  # a character that cannot be finished is never begun
+        self.bytes_of = [token if isinstance(token, bytes) else b"" for token in tokens.token_bytes]
+        text_ids = [index for index, data in enumerate(self.bytes_of) if data]
+        # Where a vocabulary cannot finish every character byte by byte, none is begun that a token leaves open.
+        self._whole_only = not {bytes([byte]) for byte in range(0x80, 0xC0)} <= set(self.bytes_of)
         self._ids = np.array(text_ids, dtype=np.int64)
-        self._columns = _byte_columns([self.bytes_of[i] or b"" for i in text_ids])
+        self._columns = byte_columns([self.bytes_of[i] for i in text_ids])
         self._text: dict[int, _TextRow] = {}
         self._masks: dict[tuple[Any, ...], torch.Tensor] = {}
-        numbers = [(t, i) for i in text_ids if _only(t := self.bytes_of[i] or b"", b"[]0123456789")]
-        self._numbers = _trie(numbers)
+        self._numbers = trie(
+            (self.bytes_of[i], i) for i in text_ids if not self.bytes_of[i].strip(b"[]0123456789")
+        )
         self._own_ids: dict[int, list[int]] = {}
 
     def start(self, first_id: int, max_traces: int = 64, budget: int | None = None) -> PlanState:
@@ -111,27 +108,27 @@ class PlanGrammar:
         """What every token does from a state of the text automaton (computed once per state)."""
         found = self._text.get(state)
         if found is None:
-            end, numeric = _run_columns(self._columns, state)
-            alive = end != _DEAD
+            end, numeric = run_columns(self._columns, state)
+            alive = end != DEAD
             if self._whole_only:
-                alive &= end < 2 * _KIND["c1"]
+                alive &= end < 2 * KIND["c1"]
             sure = alive & ~numeric
             costs = np.full(self.vocab_size, 99, dtype=np.int8)
-            costs[self._ids[sure]] = np.array(_TEXT_COST, dtype=np.int8)[end[sure]]
+            costs[self._ids[sure]] = np.array(TEXT_COST, dtype=np.int8)[end[sure]]
             unsure = self._ids[alive & numeric]
-            found = _TextRow(costs, _trie((self.bytes_of[i] or b"", int(i)) for i in unsure))
+            found = _TextRow(costs, trie((self.bytes_of[i], int(i)) for i in unsure))
             self._text[state] = found
         return found
 
     def text_mask(self, state: int, room: int, closing: int) -> torch.Tensor:
         """Tokens that from `state` surely lead to a text that `room` tokens or fewer can finish, and `closing` itself
         where the text may end now (kept: callers must not write to it)."""
-        room = max(-1, min(room, _MAX_TEXT_COST))
+        room = max(-1, min(room, MAX_TEXT_COST))
         key = ("text", state, room, closing)
         mask = self._masks.get(key)
         if mask is None:
             mask = torch.from_numpy(self.row(state).costs <= room).to(self.device)
-            mask[closing] = _TEXT_COST[state] == 0
+            mask[closing] = TEXT_COST[state] == 0
             self._masks[key] = mask
         return mask
 
@@ -179,9 +176,7 @@ class PlanState:
         mask = grammar.text_mask(self.text, room, closing)
         trie = grammar.row(self.text).numeric
         if trie and self.next_id > 1:
-            ids = _walk(
-                trie, (self.text, self.number), self._text_step, lambda end: _TEXT_COST[end[0]] <= room
-            )
+            ids = walk(trie, (self.text, self.number), self._text_step, lambda end: TEXT_COST[end[0]] <= room)
             if ids:
                 mask = mask.clone()
                 mask[ids] = True
@@ -193,7 +188,7 @@ class PlanState:
         In a text it is looked for only when the budget runs out: a text hardly ever has one continuation.
         """
         few = self._choices()
-        if few is None and self._left() <= _MAX_TEXT_COST + 5:
+        if few is None and self._left() <= MAX_TEXT_COST + 5:
             few = self.allowed().nonzero().flatten().tolist()
         return few[0] if few is not None and len(few) == 1 else None
 
@@ -211,7 +206,7 @@ class PlanState:
                 return [structural[END_TRACE]]
             case "dep":
                 begun = (self.number, self.opened, self.used)
-                ids = _walk(self.grammar._numbers, begun, self._dep_step, self._dep_fits)
+                ids = walk(self.grammar._numbers, begun, self._dep_step, self._dep_fits)
                 return ids if self.opened else [structural[END_TRACE], *ids]
             case "after":
                 more = self.n_traces < self.max_traces and self._trace_cost() + 1 <= self._left()
@@ -228,11 +223,11 @@ class PlanState:
             case "plan":
                 return 1 + self._trace_cost()
             case "id":
-                return len(self.run) + _TEXT_COST[0] + 4
+                return len(self.run) + TEXT_COST[0] + 4
             case "subq":
-                return _TEXT_COST[self.text] + 4
+                return TEXT_COST[self.text] + 4
             case "kw":
-                return _TEXT_COST[self.text] + 3
+                return TEXT_COST[self.text] + 3
             case "dep":
                 return self._dep_cost((self.number, self.opened, self.used)) + 2
             case "after":
@@ -266,11 +261,11 @@ class PlanState:
                     self._enter("subq")
                 return token == expected
             case "subq" if token == structural[KW]:
-                may_end = _TEXT_COST[self.text] == 0
+                may_end = TEXT_COST[self.text] == 0
                 self._enter("kw")
                 return may_end
             case "kw" if token == structural[DEP]:
-                may_end = _TEXT_COST[self.text] == 0
+                may_end = TEXT_COST[self.text] == 0
                 self._enter("dep")
                 return may_end
             case "dep" if token == structural[END_TRACE]:
@@ -289,8 +284,8 @@ class PlanState:
         return self._write(token)
 
     def _write(self, token: int) -> bool:
-        data = self.grammar.bytes_of[token] if token < len(self.grammar.bytes_of) else None
-        if data is None:
+        data = self.grammar.bytes_of[token] if token < len(self.grammar.bytes_of) else b""
+        if not data:
             return False
         if self.phase == "dep":
             dep: Any = (self.number, self.opened, self.used)
@@ -306,7 +301,7 @@ class PlanState:
             if state is None:
                 return False
         self.text, self.number = state
-        return not (self.grammar._whole_only and self.text >= 2 * _KIND["c1"])
+        return not (self.grammar._whole_only and self.text >= 2 * KIND["c1"])
 
     def _enter(self, phase: str) -> None:
         self.phase, self.number, self.opened, self.used = phase, 0, False, frozenset()
@@ -328,10 +323,10 @@ class PlanState:
 
     def _text_step(self, state: tuple[int, int], byte: int) -> tuple[int, int] | None:
         text, number = state
-        following = int(_TABLE[text, byte])
-        if following >= _N_STATES:
+        following = int(TABLE[text, byte])
+        if following >= N_STATES:
             return None
-        if following >> 1 != _NUMBER >> 1:
+        if following >> 1 != NUMBER >> 1:
             return following, 0
         number = 10 * number + byte - 0x30
         return (following, number) if 1 <= number < self.next_id else None
@@ -367,132 +362,3 @@ def _digits_to_go(number: int, own_id: int, used: frozenset[int]) -> int | None:
             return digits
         low, high, digits = 10 * low, 10 * high + 9, digits + 1
     return None
-
-
-def _transition_table() -> np.ndarray:
-    """uint8 [states, 256]: the text automaton. Entering or moving inside a number is judged by `_text_step`."""
-    table = np.full((_N_STATES, 256), _DEAD, dtype=np.uint8)
-
-    def put(kind: str, low: int, high: int, target: str, blank: bool = False) -> None:
-        for filled in (0, 1):
-            table[2 * _KIND[kind] + filled, low : high + 1] = 2 * _KIND[target] + (filled if blank else 1)
-
-    for kind in ("text", "[", "[A"):
-        put(kind, 0x20, 0x20, "text", blank=True)
-        put(kind, 0x21, 0x7E, "text")
-        put(kind, 0x5B, 0x5B, "[")
-        put(kind, 0xC2, 0xC2, "s:c2", blank=True)
-        put(kind, 0xC3, 0xDF, "c1")
-        put(kind, 0xE0, 0xEF, "c2")
-        put(kind, 0xE0, 0xE0, "c2:e0")
-        for lead in (0xE1, 0xE2, 0xE3):
-            put(kind, lead, lead, f"s:{lead:02x}", blank=True)
-        put(kind, 0xED, 0xED, "c2:ed")
-        put(kind, 0xF0, 0xF4, "c3")
-        put(kind, 0xF0, 0xF0, "c3:f0")
-        put(kind, 0xF4, 0xF4, "c3:f4")
-    put("[", 0x41, 0x41, "[A")
-    put("[A", 0x30, 0x39, "[A1")
-    put("[A1", 0x30, 0x39, "[A1")
-    put("[A1", 0x5D, 0x5D, "text")
-    put("c1", 0x80, 0xBF, "text")
-    put("c2", 0x80, 0xBF, "c1")
-    put("c3", 0x80, 0xBF, "c2")
-    put("c2:e0", 0xA0, 0xBF, "c1")
-    put("c2:ed", 0x80, 0x9F, "c1")
-    put("c3:f0", 0x90, 0xBF, "c2")
-    put("c3:f4", 0x80, 0x8F, "c2")
-    # Characters that may be white space: U+00A0, U+1680, U+2000-200A, U+202F, U+205F, U+3000. Left out altogether: C1
-    # controls (U+0080-009F) and the separators U+2028 and U+2029.
-    for kind in ("s:e1", "s:e2", "s:e3"):
-        put(kind, 0x80, 0xBF, "c1")
-    put("s:e1", 0x9A, 0x9A, "s:e19a", blank=True)
-    put("s:e2", 0x80, 0x80, "s:e280", blank=True)
-    put("s:e2", 0x81, 0x81, "s:e281", blank=True)
-    put("s:e3", 0x80, 0x80, "s:e380", blank=True)
-    for kind, spaces in {
-        "s:c2": [(0xA0, 0xA0)],
-        "s:e19a": [(0x80, 0x80)],
-        "s:e280": [(0x80, 0x8A), (0xAF, 0xAF)],
-        "s:e281": [(0x9F, 0x9F)],
-        "s:e380": [(0x80, 0x80)],
-    }.items():
-        put(kind, 0xA0 if kind == "s:c2" else 0x80, 0xBF, "text")
-        for low, high in spaces:
-            put(kind, low, high, "text", blank=True)
-    table[2 * _KIND["s:e280"] : 2 * _KIND["s:e280"] + 2, 0xA8:0xAA] = _DEAD
-    return table
-
-
-def _text_costs() -> list[int]:
-    """Per state: fewest single-byte tokens after which the text may end (a bound, where white space is suspected)."""
-    costs = [0] * _N_STATES + [99]
-    for name, kind in _KIND.items():
-        if name in ("text", "[", "[A"):
-            missing = 0
-        elif name[0] == "c":
-            missing = int(name[1])
-        else:  # "[A1" lacks its bracket; s:c2, s:e19a, … one byte; s:e1, s:e2, s:e3 two
-            missing = 2 if name in ("s:e1", "s:e2", "s:e3") else 1
-        costs[2 * kind : 2 * kind + 2] = missing + 1, missing
-    return costs
-
-
-_TABLE = _transition_table()
-_TEXT_COST = _text_costs()
-_MAX_TEXT_COST = max(_TEXT_COST[:_N_STATES])
-
-
-def _byte_columns(texts: list[bytes]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Column j of the vocabulary: (indices of the tokens that are longer than j, their byte j)."""
-    lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    flat = np.frombuffer(b"".join(texts), dtype=np.uint8)
-    columns = []
-    for j in range(int(lengths.max(initial=0))):
-        longer = np.flatnonzero(lengths > j)
-        columns.append((longer, flat[starts[longer] + j]))
-    return columns
-
-
-def _run_columns(columns: list[tuple[np.ndarray, np.ndarray]], state: int) -> tuple[np.ndarray, np.ndarray]:
-    """End state of every token from `state`, and whether it wrote a digit of a reference on the way."""
-    table = np.vstack([_TABLE, np.full((1, 256), _DEAD, dtype=np.uint8)])
-    end = np.full(len(columns[0][0]) if columns else 0, state, dtype=np.uint8)
-    numeric = np.zeros(len(end), dtype=bool)
-    for tokens, data in columns:
-        end[tokens] = table[end[tokens], data]
-        numeric[tokens] |= end[tokens] >> 1 == _NUMBER >> 1
-    return end, numeric
-
-
-def _trie(items: Any) -> dict[Any, Any]:
-    """Nested dicts byte -> node; the key "id" of a node holds the tokens that end there."""
-    root: dict[Any, Any] = {}
-    for data, index in items:
-        node = root
-        for byte in data:
-            node = node.setdefault(byte, {})
-        node.setdefault("id", []).append(index)
-    return root
-
-
-def _walk(node: dict[Any, Any], state: Any, step: Any, fits: Any) -> list[int]:
-    """Tokens of the trie that `step` accepts byte by byte from `state` and whose end state `fits`, in order of id."""
-    found: list[int] = []
-    stack = [(node, state)]
-    while stack:
-        node, state = stack.pop()
-        for byte, child in node.items():
-            if byte == "id":
-                continue
-            following = step(state, byte)
-            if following is not None:
-                if "id" in child and fits(following):
-                    found += child["id"]
-                stack.append((child, following))
-    return sorted(found)
-
-
-def _only(data: bytes | None, alphabet: bytes) -> bool:
-    return data is not None and not data.strip(alphabet)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from functools import cache
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from inference.tokens import PlanTokenizer
 from inference.traces import STRUCTURAL_TOKENS, TraceDraft, TracePlan
+
+# Examples are the same in every run, and a busy machine fails nothing.
+settings.register_profile("plans", deadline=None, derandomize=True)
+settings.load_profile("plans")
 
 EOS = "<|endoftext|>"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

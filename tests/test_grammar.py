@@ -22,7 +22,7 @@ def sample(state, rng, eager=0.5):
     """Walk to the end. Uniform over the allowed tokens, or, with probability `eager`, over one kind of them: added
     tokens, tokens that open a bracket, continue a reference or close one (hardly drawn by chance)."""
     table = state.grammar.tokens.token_bytes
-    ids = []
+    ids: list[int] = []
     while not state.done:
         choices = state.allowed().nonzero().flatten().tolist()
         assert choices, state
