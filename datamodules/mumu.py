@@ -2,7 +2,8 @@
 
     MuSiQue JSONL -> load, reject -> de-duplicate -> purge train of dev -> type and word the nodes
         -> stage1/ single questions, short/ 3-7 turns, long/ 6-32 turns, ultra/ 33-67 turns (dev only)
-        -> corpus.jsonl (every paragraph of every context), manifest.json (what went in, came out, and was rejected, by rule)
+        -> corpus.jsonl (every paragraph of every context), manifest.json (what went in, came out, and was
+        rejected, by rule)
 
     python -m datamodules.mumu --train FILE... --dev FILE... --out DIR [--seed N] [--short N --long N --ultra N]
 
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datamodules.mumu_interleave import finalise, pack
 from datamodules.mumu_model import (
     SCHEMA,
     SPEC_VERSION,
@@ -36,7 +38,7 @@ from datamodules.mumu_model import (
 )
 from datamodules.mumu_operators import original
 from datamodules.mumu_relations import NodeTemplate
-from datamodules.mumu_sessions import Pool, build_sessions, build_short, finalise, pack
+from datamodules.mumu_sessions import Pool, build_sessions, build_short
 from datamodules.mumu_splits import deduplicate, purge
 from datamodules.mumu_text import Wording, annotate
 from datamodules.musique import SrcGraph, load_graphs
@@ -71,16 +73,21 @@ def build(
 ) -> dict[str, Any]:
     """Build a MuMu directory and return its manifest.
 
-    train, dev: MuSiQue files. short, long: dialogues of the training split, short_dev, long_dev, ultra: of the development
-    split; None takes a share of the source questions (short 32 %, long 20 %, ultra 4 %), and what cannot be reached is
-    recorded in the manifest. max_uses: dialogues of a split one source question may appear in. templates, phrases: extra
-    wordings of sub-questions and of "that <type>", tried before the built-in ones. report: called with (what, done, total).
+    train, dev: MuSiQue files. short, long: dialogues of the training split, short_dev, long_dev, ultra: of the
+    development split; None takes a share of the source questions (short 32 %, long 20 %, ultra 4 %), and what
+    cannot be reached is recorded in the manifest. max_uses: dialogues of a split one source question may
+    appear in. templates, phrases: extra wordings of sub-questions and of "that <type>", tried before the
+    built-in ones. report: called with (what, done, total).
 
-    Written to a temporary directory beside `out` and renamed at the end. Raises ValueError for malformed sources (file, line,
-    field), an unknown realiser or impossible sizes, FileNotFoundError for a missing source, FileExistsError when `out` is in use.
+    Written to a temporary directory beside `out` and renamed at the end. Raises ValueError for malformed
+    sources (file, line, field), an unknown realiser or impossible sizes, FileNotFoundError for a missing
+    source, FileExistsError when `out` is in use.
     """
-    train, dev, out = [Path(p) for p in train], [Path(p) for p in dev], Path(out)
-    _check_arguments(train, dev, realiser, max_uses, (short, long, ultra, short_dev, long_dev))
+    files = {"train": [Path(p) for p in train], "dev": [Path(p) for p in dev]}
+    out = Path(out)
+    _check_arguments(
+        files["train"], files["dev"], realiser, max_uses, (short, long, ultra, short_dev, long_dev)
+    )
     _check_target(out, overwrite)
     tell = report or (lambda what, done, total: None)
 
@@ -88,19 +95,19 @@ def build(
     rejected: dict[str, Counter[str]] = {}
     source: dict[str, list[SrcGraph]] = {}
     counts: dict[str, Any] = {"source_questions": {}}
-    for split, files in (("train", train), ("dev", dev)):
+    for split, paths in files.items():
         tell(f"read {split}", 0, 1)
-        graphs, rejected[f"source/{split}"] = load_graphs(files, allow_without_paragraphs)
+        graphs, rejected[f"source/{split}"] = load_graphs(paths, allow_without_paragraphs)
         kept, rejected[f"duplicates/{split}"] = deduplicate(graphs)
         counts["source_questions"][split] = {"accepted": len(graphs), "distinct": len(kept)}
         source[split] = annotate(kept, wording)
         tell(f"read {split}", 1, 1)
     source["train"], rejected["purged/train"] = purge(source["train"], source["dev"])
-    for split, files in (("train", train), ("dev", dev)):
+    for split, paths in files.items():
         counts["source_questions"][split]["used"] = len(source[split])
-        if files and not source[split]:
+        if paths and not source[split]:
             raise ValueError(
-                f"no usable question left in {', '.join(map(str, files))}: {_why(rejected, split)}"
+                f"no usable question left in {', '.join(map(str, paths))}: {_why(rejected, split)}"
             )
 
     n_train, n_dev = len(source["train"]), len(source["dev"])
@@ -116,14 +123,12 @@ def build(
         built["stage1", split] = [
             _dialogue("stage1", split, n, [original(graph)], seed) for n, graph in enumerate(source[split])
         ]
-    modes: dict[str, dict[str, int]] = {}
     for (stage, split), count in wanted.items():
         rng = random.Random(f"{seed}/{stage}/{split}")
         pool = Pool(source[split], wording, max_uses)
-        drafts, mode = _build_stage(stage, split, pool, count, rng, tell)
+        drafts = _build_stage(stage, split, pool, count, rng, tell)
         built[stage, split] = [_dialogue(stage, split, n, turns, seed) for n, turns in enumerate(drafts)]
         rejected[f"{stage}/{split}"] = pool.rejections
-        modes[f"{stage}/{split}"] = mode
 
     manifest = {
         "schema": SCHEMA,
@@ -133,13 +138,13 @@ def build(
         "max_uses": max_uses,
         "allow_without_paragraphs": allow_without_paragraphs,
         "sources": {
-            split: [{"file": path.name, "sha256": _sha256(path)} for path in files]
-            for split, files in (("train", train), ("dev", dev))
+            split: [{"file": path.name, "sha256": _sha256(path)} for path in paths]
+            for split, paths in files.items()
         },
         "counts": counts,
         "wanted": {f"{stage}/{split}": count for (stage, split), count in wanted.items()},
         "rejections": {name: dict(sorted(c.items())) for name, c in rejected.items()},
-        "statistics": {f"{s}/{p}": statistics(d, modes.get(f"{s}/{p}")) for (s, p), d in built.items() if d},
+        "statistics": {f"{s}/{p}": statistics(d) for (s, p), d in built.items() if d},
         "absent": _absent(built, wanted),
     }
     _write(out, built, source, manifest, overwrite)
@@ -148,8 +153,8 @@ def build(
 
 def _build_stage(
     stage: str, split: str, pool: Pool, count: int, rng: random.Random, tell: Report
-) -> tuple[list[list[Any]], dict[str, int]]:
-    """The drafted dialogues of one stage and split, and their turns by synthesis mode."""
+) -> list[list[Any]]:
+    """The drafted dialogues of one stage and split."""
     name, done = f"{stage} {split}", 0
     tell(name, 0, max(count, 1))
 
@@ -166,37 +171,52 @@ def _build_stage(
             rng.randint(low, high) if stage == "ultra" else min(high, low + int(rng.expovariate(1 / 6.3)))
             for _ in range(count)
         ]
-        sessions = build_sessions(pool, int(1.1 * sum(targets)), rng, lambda n: None)
+        sessions = build_sessions(pool, int(1.1 * sum(targets)), rng)
         packed = pack(sessions, targets, (low, high), MAX_TRACES[stage], rng, tick, pool.rejections)
         dialogues = [[turn for _, turn in dialogue] for dialogue in packed]
     tell(name, max(count, 1), max(count, 1))
-    turns = Counter(turn.operator for dialogue in dialogues for turn in dialogue)
-    return dialogues, dict(sorted(turns.items()))
+    return dialogues
 
 
 def _dialogue(stage: str, split: str, number: int, turns: Sequence[Any], seed: int) -> Dialogue:
     return Dialogue(f"{stage}-{split}-{number:05d}", split, STAGE_OF[stage], seed, finalise(turns))
 
 
-def statistics(dialogues: Sequence[Dialogue], operators: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The row of Table 6: dialogues, and min, max, mean of turns, sub-questions and cross-turn edges per dialogue."""
+def statistics(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
+    """The row of Table 6 (min, max, mean per dialogue), turns by operator, and the share of GS turns.
+
+    An original turn counts for the operator of the first later turn that depends on it, or for none.
+    """
 
     def spread(values: list[int]) -> dict[str, float]:
         return {"min": min(values), "max": max(values), "mean": round(sum(values) / len(values), 2)}
 
+    operators: Counter[str] = Counter(turn.operator for d in dialogues for turn in d.turns)
+    modes: Counter[str] = Counter(mode for d in dialogues for mode in turn_modes(d))
     row: dict[str, Any] = {
         "dialogues": len(dialogues),
         "turns": spread([len(d.turns) for d in dialogues]),
         "sub_questions": spread([len(d.traces) for d in dialogues]),
         "cross_turn_edges": spread([d.cross_turn_edges() for d in dialogues]),
         "total_turns": sum(len(d.turns) for d in dialogues),
+        "operators": dict(sorted(operators.items())),
     }
-    if operators:
-        gs = sum(n for op, n in operators.items() if op.startswith("GS"))
-        sqr = sum(n for op, n in operators.items() if op.startswith("SQR"))
-        row["operators"] = dict(operators)
-        row["gs_share_of_rewritten_turns"] = round(gs / (gs + sqr), 4) if gs + sqr else 0.0
+    if linked := modes["GS"] + modes["SQR"]:
+        row["gs_share"] = round(modes["GS"] / linked, 4)
     return row
+
+
+def turn_modes(dialogue: Dialogue) -> list[str]:
+    """Per turn the synthesis mode that made it: "GS", "SQR", or "ORIG" for a question nothing depends on."""
+    modes = [turn.operator.partition("_")[0] for turn in dialogue.turns]
+    for n, turn in enumerate(dialogue.turns):
+        if modes[n] == "ORIG":
+            own = {trace.id for trace in turn.traces}
+            for later in range(n + 1, len(modes)):
+                if any(own & set(trace.deps) for trace in dialogue.turns[later].traces):
+                    modes[n] = dialogue.turns[later].operator.partition("_")[0]
+                    break
+    return modes
 
 
 def _share(wanted: int | None, share: float, n: int) -> int:
@@ -355,7 +375,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, row in manifest["statistics"].items():
         turns, subs, cross = (row[key]["mean"] for key in ("turns", "sub_questions", "cross_turn_edges"))
         print(
-            f"{name:13} {row['dialogues']:6} dialogues, per dialogue {turns} turns, {subs} sub-questions, {cross} cross-turn edges"
+            f"{name:13} {row['dialogues']:6} dialogues, per dialogue {turns} turns, "
+            f"{subs} sub-questions, {cross} cross-turn edges"
         )
     for name, why in manifest["absent"].items():
         print(f"{name:13} {why}")

@@ -6,6 +6,7 @@ Source: CMT-RAG appendix A (constraints of prompts A, B, C).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -36,8 +37,8 @@ def check_question(
 
     phrase: the reference phrase it must contain (R1). hidden: answers it must not tell (R2). fallbacks: how many
     `the answer to "..."` it uses (R7). earlier: questions of earlier turns (R11). source: the source question (R12).
-    carried: (relocated sub-question, carrier question) it must cover (R9). R3 (the type of the phrase) and R10 (nodes outside
-    the closure) are checked where the question is made.
+    carried: (relocated sub-question, carrier question) it must cover (R9). R3 (the type of the phrase) and R10
+    (nodes outside the closure) are checked where the question is made.
     """
     broken = []
     lower = question.lower()
@@ -71,9 +72,7 @@ def check_question(
 def _repeats(lower: str) -> bool:
     """A doubled word (except "that that", "had had") or a repeated 4-gram."""
     words = re.findall(r"[\w'-]+", lower)
-    if any(
-        a == b and a not in ("that", "had") and a.isalpha() for a, b in zip(words, words[1:], strict=False)
-    ):
+    if any(a == b and a not in ("that", "had") and a.isalpha() for a, b in itertools.pairwise(words)):
         return True
     grams = list(zip(words, words[1:], words[2:], words[3:], strict=False))
     return len(set(grams)) != len(grams)

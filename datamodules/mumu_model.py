@@ -1,7 +1,7 @@
 """The rows of a built MuMu directory: dialogues of turns of traces, written and read.
 
-In / out: JSONL, sorted keys, `schema` = `SCHEMA`; one dialogue a line. Trace ids run 1..K over the dialogue in order of
-appearance; a reference to trace 20 stands as `[A20]` in `sub_question` and `keywords` and as 20 in `deps`.
+In / out: JSONL, sorted keys, `schema` = `SCHEMA`; one dialogue a line. Trace ids run 1..K over the dialogue in
+order of appearance; a reference to trace 20 stands as `[A20]` in `sub_question` and `keywords` and as 20 in `deps`.
 Source: CMT-RAG, section 3.1 (trace = sub-question, keywords, dependencies) and appendix A.
 """
 
@@ -18,7 +18,7 @@ from datamodules.musique import field, read_jsonl
 SCHEMA = "mumu-dialogue/1"
 SPEC_VERSION = "1"
 OPERATORS = ("ORIG", "GS_A", "GS_C", "SQR_B", "SQR_C")
-STAGE_OF = {"stage1": 1, "short": 2, "long": 3, "ultra": "ultra"}
+STAGE_OF: dict[str, int | str] = {"stage1": 1, "short": 2, "long": 3, "ultra": "ultra"}
 TRACE_REFERENCE = re.compile(r"\[A(\d+)\]")
 
 
@@ -119,8 +119,8 @@ def dump_line(record: dict[str, Any]) -> str:
 def load_dialogues(path: str | Path) -> list[Dialogue]:
     """Read a file of dialogues.
 
-    Raises FileNotFoundError, or ValueError naming file, line and field: missing or mistyped fields, an unknown schema,
-    ids that are not 1..K, a dependency that is not an earlier trace, a reference that is not a dependency.
+    Raises FileNotFoundError, or ValueError naming file, line and field: missing or mistyped fields, an unknown
+    schema, ids that are not 1..K, a dependency that is not an earlier trace, a reference that is not a dependency.
     """
     dialogues = [_dialogue(record, where) for where, record in read_jsonl(Path(path))]
     if not dialogues:

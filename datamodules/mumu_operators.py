@@ -3,9 +3,10 @@
 In:  annotated `SrcGraph`s and the session built so far (a list of `DraftTurn`).
 Out: a new or changed turn, or the name of the rule that rejects the pair.
 
-A session is immutable and its traces are named by (graph id, node); `mumu_sessions.finalise` numbers them. The graph never
-depends on the wording. Source: CMT-RAG, section 3.1 and appendix A.2 (SQR carries the later graph's sub-question into the
-earlier turn, as the appendix says; the auxiliary comes first, so that a turn's answer is the answer of its last trace).
+A session is immutable and its traces are named by (graph id, node); `mumu_sessions.finalise` numbers them. The
+graph never depends on the wording. Source: CMT-RAG, section 3.1 and appendix A.2 (SQR carries the later
+graph's sub-question into the earlier turn, as the appendix says; the auxiliary comes first, so that a turn's
+answer is the answer of its last trace).
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from dataclasses import dataclass, replace
 
 from datamodules.mumu_checks import check_question, contains_answer
 from datamodules.mumu_relations import could_denote
-from datamodules.mumu_text import Worded, Wording, carrier_question
+from datamodules.mumu_text import Worded, Wording, carrier_question, takes_phrase
 from datamodules.musique import SrcGraph, SrcNode, normalise
 
 Key = tuple[str, int]  # (graph id, node)
 
 # Strings that name several well-known entities; a splice on them needs the same title on both sides.
 HOMONYMS = frozenset(
-    """georgia washington victoria jordan lebanon paris london alexandria cambridge oxford birmingham athens rome columbia
-    memphis phoenix jackson lincoln madison franklin jefferson hamilton monroe springfield columbus richmond kingston
-    durham york lancaster perth halifax wellington hudson montana dakota virginia carolina charlotte houston austin dallas
-    mercury saturn apollo amazon eden genesis""".split()
+    """georgia washington victoria jordan lebanon paris london alexandria cambridge oxford birmingham athens
+    rome columbia memphis phoenix jackson lincoln madison franklin jefferson hamilton monroe springfield
+    columbus richmond kingston durham york lancaster perth halifax wellington hudson montana dakota virginia
+    carolina charlotte houston austin dallas mercury saturn apollo amazon eden genesis""".split()
 )
 
 
@@ -78,6 +79,11 @@ class Rejected(Exception):
 
 def traces_of(session: Iterable[DraftTurn]) -> list[DraftTrace]:
     return [trace for turn in session for trace in turn.traces]
+
+
+def gids_of(session: Iterable[DraftTurn]) -> list[str]:
+    """The distinct source graphs of a session, in order of appearance."""
+    return list(dict.fromkeys(trace.graph.gid for trace in traces_of(session)))
 
 
 def closure(graph: SrcGraph, final: int, stop_at: int | None = None) -> tuple[int, ...]:
@@ -141,8 +147,9 @@ def same_entity(known: SrcNode, dropped: SrcNode) -> bool:
 def splice(session: Session, k: DraftTrace, graph: SrcGraph, r: int, wording: Wording) -> DraftTurn:
     """Graph splicing: `graph` becomes a follow-up in which node r is replaced by the earlier trace k.
 
-    Keeps the minimal subgraph that derives the final answer without entering r. Raises Rejected with one of `graph_used`,
-    `no_entry`, `duplicate_sub_question`, `answer_known`, `evidence_seen`, `other_entity`, `ambiguous_phrase`, R1..R12.
+    Keeps the minimal subgraph that derives the final answer without entering r. Raises Rejected with one of
+    `graph_used`, `no_entry`, `phrase_form`, `duplicate_sub_question`, `answer_known`, `evidence_seen`,
+    `other_entity`, `ambiguous_phrase`, R1..R12.
     """
     traces = traces_of(session)
     if any(trace.graph.gid == graph.gid for trace in traces):
@@ -152,6 +159,8 @@ def splice(session: Session, k: DraftTrace, graph: SrcGraph, r: int, wording: Wo
     kept = closure(graph, graph.final, stop_at=r)
     if r == graph.final or not any(r in graph.nodes[i].refs for i in kept):
         raise Rejected("no_entry")
+    if not _sayable(graph, kept, r):
+        raise Rejected("phrase_form")
     sids = {trace.node.sid for trace in traces}
     if any(graph.nodes[i].sid in sids for i in kept):
         raise Rejected("duplicate_sub_question")
@@ -171,9 +180,9 @@ def splice(session: Session, k: DraftTrace, graph: SrcGraph, r: int, wording: Wo
 def relocate(session: Session, graph: SrcGraph, wording: Wording) -> Session:
     """Sub-question relocation: the last turn of the session carries a root of `graph`, which then follows up.
 
-    Returns the session with its last turn changed and one turn appended. Raises Rejected with the rule of the last root tried:
-    `graph_used`, `carrier_loaded`, `duplicate_sub_question`, `answer_known`, `shared_paragraph`, `named_in_carrier`,
-    `ambiguous_phrase`, `no_root`, R1..R12.
+    Returns the session with its last turn changed and one turn appended. Raises Rejected with the rule of the
+    last root tried: `graph_used`, `carrier_loaded`, `duplicate_sub_question`, `answer_known`,
+    `shared_paragraph`, `named_in_carrier`, `phrase_form`, `ambiguous_phrase`, `no_root`, R1..R12.
     """
     carrier, before = session[-1], session[:-1]
     traces = traces_of(session)
@@ -199,11 +208,18 @@ def relocate(session: Session, graph: SrcGraph, wording: Wording) -> Session:
     raise Rejected(rule)
 
 
+def _sayable(graph: SrcGraph, kept: Iterable[int], r: int) -> bool:
+    return all(takes_phrase(graph.nodes[i].text, r) for i in kept)
+
+
 def _relocate_root(
     before: Session, carrier: DraftTurn, graph: SrcGraph, root: SrcNode, answers: set[str], wording: Wording
 ) -> Session:
     if normalise(root.answer) in answers:
         raise Rejected("answer_known")
+    kept = [i for i in closure(graph, graph.final) if i != root.i]
+    if not _sayable(graph, kept, root.i):
+        raise Rejected("phrase_form")
     if root.pid is not None and root.pid in {trace.node.pid for trace in carrier.traces}:
         raise Rejected("shared_paragraph")
     if contains_answer(carrier.question, root.answer):
@@ -224,7 +240,6 @@ def _relocate_root(
         loaded, Worded(question, question.count('the answer to "')), before, carried=(root, carrier.question)
     )
 
-    kept = [i for i in closure(graph, graph.final) if i != root.i]
     phrase = wording.phrase(root.type)
     worded = wording.question(graph, graph.final, {root.i: phrase})
     follow = DraftTurn(graph, drafts(graph, kept, (root.i, aux.key)), worded.text, "SQR_C", phrase, aux.key)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 class NodeTemplate:
     """One wording of a sub-question: the form it has in the source, its answer as a noun phrase, the answer's type.
 
-    `question` is matched against a whole sub-question; `{0}`, `{1}` are its subjects, reused in `noun` and `ask`. `ask`
-    is the sub-question as a user would put it; by default `question` itself, or "Who/What is {noun}?" for `X >> relation`.
+    `question` is matched against a whole sub-question; `{0}`, `{1}` are its subjects, reused in `noun` and `ask`.
+    `ask` is the sub-question as a user would put it; by default `question` itself, or "Who/What is {noun}?" for
+    `X >> relation`.
     """
 
     question: str
@@ -120,7 +121,7 @@ family | the family of {0} | family
 parent taxon | the parent taxon of {0} | entity
 """)
 
-# Noun after what/which (or inside "what is the name of the ...") -> type; the type is also the word of the phrase "that ...".
+# Noun after what/which (or in "what is the name of the ...") -> type, which is also the word of "that ...".
 HEAD_NOUNS: dict[str, str] = {
     **dict.fromkeys(
         ("person", "man", "woman", "actor", "actress", "singer", "king", "queen", "president"), "person"
@@ -151,6 +152,35 @@ HEAD_NOUNS: dict[str, str] = {
     **dict.fromkeys(("club",), "team"),
 }
 HEAD_NOUNS = {noun: noun if kind == "=" else kind for noun, kind in HEAD_NOUNS.items()}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in text.replace("\n", " ").split(","))
+
+
+# Answers whose type is known whatever the sub-question says (SQuAD-normalised).
+COUNTRIES = _names(
+    """afghanistan, albania, algeria, angola, argentina, armenia, australia, austria, azerbaijan, bangladesh,
+    belarus, belgium, bolivia, brazil, bulgaria, burma, cambodia, cameroon, canada, chile, china, colombia,
+    croatia, cuba, cyprus, czech republic, denmark, east timor, ecuador, egypt, england, estonia, ethiopia,
+    finland, france, germany, ghana, greece, guatemala, haiti, hungary, iceland, india, indonesia, iran, iraq,
+    ireland, israel, italy, jamaica, japan, kazakhstan, kenya, kosovo, kuwait, laos, latvia, libya, lithuania,
+    malaysia, mexico, mongolia, morocco, myanmar, namibia, nepal, netherlands, new zealand, nicaragua,
+    nigeria, north korea, norway, pakistan, panama, paraguay, peoples republic of china, peru, philippines,
+    poland, portugal, qatar, romania, russia, russian federation, saudi arabia, scotland, senegal, serbia,
+    singapore, slovakia, slovenia, somalia, south africa, south korea, soviet union, spain, sri lanka, sudan,
+    sweden, switzerland, syria, taiwan, thailand, tunisia, turkey, uganda, ukraine, united arab emirates,
+    united kingdom, united states, united states of america, uruguay, us, usa, uzbekistan, venezuela, vietnam,
+    wales, zambia, zimbabwe"""
+)
+STATES = _names(
+    """alabama, alaska, arizona, arkansas, california, colorado, connecticut, delaware, florida, hawaii, idaho,
+    illinois, indiana, iowa, kansas, kentucky, louisiana, maine, maryland, massachusetts, michigan, minnesota,
+    mississippi, missouri, montana, nebraska, nevada, new hampshire, new jersey, new mexico, north carolina,
+    north dakota, ohio, oklahoma, oregon, pennsylvania, rhode island, south carolina, south dakota, tennessee,
+    texas, utah, vermont, virginia, west virginia, wisconsin, wyoming, queensland, new south wales, tasmania,
+    kerala, tamil nadu, bavaria, saxony"""
+)
 
 _PLACES = (
     "city",

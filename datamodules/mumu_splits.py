@@ -1,8 +1,8 @@
 """Which source graphs each split may use: near-duplicates removed, and train purged of everything dev knows.
 
-In:  annotated graphs of the training and development files. Out: the graphs kept and the counts of those removed, by rule.
-Source: CMT-RAG appendix A ("effectively identical" questions are removed; train and dev share no evidence). The development
-side is fixed first and training gives way ("dev-first purge").
+In:  annotated graphs of the training and development files. Out: the graphs kept and the counts of those
+removed, by rule. Source: CMT-RAG appendix A ("effectively identical" questions are removed; train and dev
+share no evidence). The development side is fixed first and training gives way ("dev-first purge").
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ HUB_SHARE = 0.01
 
 
 def deduplicate(graphs: Sequence[SrcGraph]) -> tuple[list[SrcGraph], Counter[str]]:
-    """Keep the smallest id among graphs with the same last two sub-questions and answer, and among graphs with the same
-    answers of all nodes and all but at most one sub-question in common. Order is kept.
+    """Keep the smallest id among graphs with the same last two sub-questions and answer, and among graphs with
+    the same answers of all nodes and all but at most one sub-question in common. Order is kept.
     """
     removed: Counter[str] = Counter()
     by_tail: dict[tuple[tuple[str, ...], str], str] = {}
@@ -30,9 +30,9 @@ def deduplicate(graphs: Sequence[SrcGraph]) -> tuple[list[SrcGraph], Counter[str
 
     by_answers: dict[tuple[str, ...], list[SrcGraph]] = defaultdict(list)
     for graph in sorted(kept, key=lambda g: g.gid):
-        key = tuple(sorted(normalise(node.answer) for node in graph.nodes))
+        answers = tuple(sorted(normalise(node.answer) for node in graph.nodes))
         sids = {node.sid for node in graph.nodes}
-        twins = by_answers[key]
+        twins = by_answers[answers]
         if any(len(sids & {node.sid for node in twin.nodes}) >= len(sids) - 1 for twin in twins):
             removed["same_answers"] += 1
         else:
@@ -58,7 +58,8 @@ def purge(train: Sequence[SrcGraph], dev: Sequence[SrcGraph]) -> tuple[list[SrcG
     titles = {node.title for graph in dev for node in graph.nodes}
     pids = {node.pid for graph in dev for node in graph.nodes if node.pid}
     known = {b for graph in dev for b in bridges(graph)} - hubs
-    kept, removed = [], Counter()
+    kept: list[SrcGraph] = []
+    removed: Counter[str] = Counter()
     for graph in train:
         if graph.gid in gids or any(node.sid in sids for node in graph.nodes):
             removed["sub_question"] += 1

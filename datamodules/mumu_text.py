@@ -15,16 +15,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from datamodules.mumu_relations import HEAD_NOUNS, RELATIONS, NodeTemplate
-from datamodules.musique import REFERENCE, SrcGraph, SrcNode, tidy
+from datamodules.mumu_relations import COUNTRIES, HEAD_NOUNS, RELATIONS, STATES, NodeTemplate
+from datamodules.musique import REFERENCE, SrcGraph, SrcNode, normalise, tidy
 
 MAX_KEYWORDS = 12
 
 _WH = frozenset("who whom whose what which when where why how".split())
 _STOP = _WH | frozenset(
-    """a an the of in on at to for from by with as and or but nor that this these those there here it its is was are were be
-    been being am do does did done has have had having will would can could shall should may might must not no into onto
-    than then so if also about name called named i you he she they we his her their your my our us them him me
+    """a an the of in on at to for from by with as and or but nor that this these those there here it its is was are
+    were be been being am do does did done has have had having will would can could shall should may might must not no
+    into onto than then so if also about name called named i you he she they we his her their your my our us them him me
     such some any s""".split()
 )
 _MONTH = "january|february|march|april|may|june|july|august|september|october|november|december"
@@ -51,7 +51,8 @@ _TIME = re.compile(
     rf".*\b\d+ (?:bc|bce|ad)\b.*)",
     re.I,
 )
-_PHRASE_WORD = {"entity": "one", "quantity": "number", "yesno": "one", "school": "school", "party": "party"}
+_FORM_TYPES = ("year", "time", "quantity", "yesno", "country", "state")
+_PHRASE_WORD = {"entity": "one", "quantity": "number", "yesno": "one"}
 
 
 def phrase(kind: str, phrases: Mapping[str, str] | None = None) -> str:
@@ -69,7 +70,7 @@ def pick(options: Sequence[str], key: str) -> str:
 
 
 def answer_type(text: str, answer: str) -> str:
-    """The type of an answer: its own form first (date, number, yes/no), then the nouns and wh-word of the sub-question."""
+    """The type of an answer: its own form first (date, number), then the nouns and wh-word of the sub-question."""
     answer, words = answer.strip(), re.findall(r"[\w']+", text.lower())
     how_many = bool(re.search(r"\bhow (?:many|much|long|old|far|large|big|tall)\b", text.lower()))
     if answer.lower() in ("yes", "no"):
@@ -80,17 +81,25 @@ def answer_type(text: str, answer: str) -> str:
         return "time"
     if (_QUANTITY.fullmatch(answer) and (words[:1] != ["who"])) or (how_many and re.search(r"\d", answer)):
         return "quantity"
+    if known := known_place(answer):
+        return known
     for at, word in enumerate(words[:3]):
         if word in ("what", "which"):
             for noun in words[at + 1 : at + 6]:
                 if noun in HEAD_NOUNS:
                     return HEAD_NOUNS[noun]
             break
-    if words and words[0] in ("who", "who's", "whom") or "whom" in words[-1:]:
+    if words and (words[0] in ("who", "who's", "whom") or words[-1] == "whom"):
         return "person"
     if "where" in words[:2] or words[-1:] == ["where"]:
         return "place"
     return "entity"
+
+
+def known_place(answer: str) -> str | None:
+    """ "country" or "state" for an answer that names a well-known one, else None."""
+    name = normalise(answer)
+    return "country" if name in COUNTRIES else "state" if name in STATES else None
 
 
 def keywords(sub_question: str) -> str:
@@ -243,6 +252,15 @@ class Wording:
         return Worded(re.sub(r"\b([Tt]he|[Aa]n?) (that )", r"\2", out), fallbacks)
 
 
+def takes_phrase(text: str, r: int) -> bool:
+    """Whether "that city" can stand for `#r+1` (r 0-based) in a sub-question: not in `the new #1`, `#1 1. and 2.0`."""
+    name = rf"#{r + 1}\b"
+    articled = re.search(
+        rf"\b(?:the|an?) (?!(?:of|in|by|to|at|on|with|for|from|is|was)\b)[\w-]+ {name}", text, re.I
+    )
+    return articled is None and re.search(rf"{name} \d", text) is None
+
+
 def annotate(graphs: Iterable[SrcGraph], wording: Wording) -> list[SrcGraph]:
     """The graphs with the type of every node filled in."""
     return [replace(g, nodes=tuple(replace(n, type=wording.type_of(n)) for n in g.nodes)) for g in graphs]
@@ -263,29 +281,61 @@ def _pattern(question: str) -> re.Pattern[str]:
     return re.compile("".join(out), re.I)
 
 
-_AUX = "is|was|are|were|has|had|will|can|could"
-_TAIL = r"(?:from|in|on|at|by|to|of|part of|located in|based in|born in|known as|named after|called|located|based)"
-_VERB = (
-    r"(?:is|was|are|were|has|had|will|can|could|holds?|won|wrote|made|led|sang|sung|built|bought|sold|became|began|ran|lies|"
-    r"plays?|played|gave|took|came|fought|left|lost|kept|found|founded|burned|spoke|\w+ed|(?!this|series)\w{2,}[^s\W]s)"
+_BE = "is|was|are|were"
+_TAIL = (
+    "from|in|on|at|by|to|of|with|part of|located in|based in|born in|known as|named after|called|"
+    "located|based|born|held"
 )
+# A word that, right after "what N is", shows N to be the subject: "which stadium is in the Bronx".
+_PREDICATE = (
+    r"(?:in|on|at|from|of|the|an?|near|part|known|considered|responsible|adjacent|home|one|now|also|not|"
+    r"\w+ed|built)\b"
+)
+_VERB = (
+    r"(?:is|was|are|were|has|had|have|will|can|could|held|won|wrote|made|led|sang|sung|built|bought|sold|became|began|ran|gave|"
+    r"took|came|fought|left|lost|kept|found|spoke|said|hold|give|own|grew|met|put|set|drew|beat|hit|brought|taught|won|"
+    r"[a-z]{3,}ed|(?!this|series|was|as)[a-z]{2,}[^s\W_]s)"
+)
+_SKIP_NOUN = re.compile(r".*\b(?:of|in|on|for|the|and|that|other|two|three|does|did|do)", re.I)
+
+
+def _where(m: re.Match[str]) -> str:
+    link = "where" if m["p"].lower() in ("located", "based", "born", "held") else "that"
+    return f"the {m['n']} {link} {m['x']} {m['a']} {m['p']}"
+
+
+def _place(m: re.Match[str]) -> str:
+    return f"the place where {m['x']} {m['a']} {m['p']}"
+
+
+def _object(m: re.Match[str]) -> str:
+    return f"the person {m['x']} {m['v']} {m['p']}"
+
+
+def _subject(m: re.Match[str]) -> str:
+    return "" if _SKIP_NOUN.fullmatch(m["n"]) else f"the {m['n']} that {m['v']} {m['x']}"
+
+
+def _trailing(m: re.Match[str]) -> str:
+    verbless = re.match(r"(?:who|whom|what|which|when|where|why|how)\b", m["x"], re.I)
+    return "" if verbless else f"the {m['n']} {m['p']} which {m['x']}"
+
+
 _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern, re.I), make)
     for pattern, make in (
-        # What is the name of the river in X -> the river in X
-        (r"(?:what|which) (?:is|was|are|were) the name of (?P<x>.+)", lambda m: m["x"]),
-        (r"(?:what|which|who) (?:is|was|are|were) (?P<x>the .+)", lambda m: m["x"]),
-        (r"(?:what|who) (?:is|was) (?P<x>\S.*['’]s .+)", lambda m: m["x"]),
-        (r"where (?:is|was) the location of (?P<x>.+)", lambda m: f"the location of {m['x']}"),
-        # What city is X located in -> the city that X is located in
-        (
-            rf"(?:what|which) (?P<n>\w+(?: \w+)?) (?P<a>is|was|are|were) (?P<x>.+) (?P<p>{_TAIL})",
-            lambda m: f"the {m['n']} {'where' if m['p'] in ('located', 'based') else 'that'} {m['x']} {m['a']} {m['p']}",
-        ),
-        (rf"where (?P<a>is|was|are|were) (?P<x>.+) (?P<p>born|held|located|buried|built|formed)", lambda m: f"the place where {m['x']} {m['a']} {m['p']}"),
-        (r"(?:in )?(?:what|which) (?P<n>\w+) (?P<x>(?:did|does|do|the|are|is|was|were)\b.+)", lambda m: ""),
-        (rf"(?:what|which) (?P<n>\w+(?: \w+){{0,2}}?) (?P<v>{_VERB}) (?P<x>.+)", lambda m: f"the {m['n']} that {m['v']} {m['x']}"),
+        (rf"(?:what|which) (?:{_BE}) the name of (?P<x>.+)", lambda m: m["x"]),
+        (rf"who (?P<v>{_BE}) (?P<x>the .+) (?P<p>to|by|with|for|from|after)", _object),
+        (rf"(?:what|which|who) (?:{_BE}) (?P<x>the .+)", lambda m: m["x"]),
+        (rf"(?:what|who) (?:{_BE}) (?P<x>\S.*['’]s .+)", lambda m: m["x"]),
+        (rf"where (?:{_BE}) the location of (?P<x>.+)", lambda m: f"the location of {m['x']}"),
+        (rf"(?:in )?(?:what|which) (?P<n>[\w-]+(?: \w+)?) (?P<a>{_BE}) (?P<x>.+?) (?P<p>{_TAIL})", _where),
+        (rf"where (?P<a>{_BE}) (?P<x>.+) (?P<p>born|held|located|buried|built|formed|from)", _place),
+        (rf"(?:what|which) (?P<n>(?!year\b)[\w-]+(?: [\w-]+)?) (?P<v>{_BE}) (?P<x>{_PREDICATE}.*)", _subject),
+        (rf"(?:in )?(?:what|which) [\w-]+ (?:did|does|do|the|{_BE})\b.+", lambda m: ""),
+        (rf"(?:what|which) (?P<n>[\w-]+(?: [\w-]+){{0,2}}?) (?P<v>{_VERB}) (?P<x>.+)", _subject),
         (rf"who (?P<v>{_VERB}) (?P<x>.+)", lambda m: f"the person who {m['v']} {m['x']}"),
+        (r"(?P<x>.+) (?P<p>in|of|from|to|by|at|for) (?:what|which) (?P<n>(?!two\b)\w+(?: \w+)?)", _trailing),
     )
 )  # fmt: skip
 
@@ -293,8 +343,8 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
 def noun_form(question: str) -> str | None:
     """A filled sub-question as a noun phrase, or None when no rule fits.
 
-    `who wrote the book thief` -> `the person who wrote the book thief`; `What city is WGCK located in?` -> `the city that
-    WGCK is located in`.
+    `who wrote the book thief` -> `the person who wrote the book thief`; `What city is WGCK located in?` ->
+    `the city that WGCK is located in`.
     """
     body = question.rstrip("?!. ")
     for pattern, make in _RULES:

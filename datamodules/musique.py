@@ -5,9 +5,10 @@ In:  JSONL files in the official MuSiQue schema (`id, question, answer, answer_a
 Out: `SrcGraph`s whose references, shape and supporting paragraphs have been verified, and a count of the records left
      out, by reason.
 
-A malformed record (a missing key, a wrong type, broken JSON) is an error that names file, line and field. A well-formed
-record that cannot serve as a reasoning graph (unanswerable, no support index, edges that contradict its shape) is
-rejected and counted. Source: MuSiQue (Trivedi et al., 2022); CMT-RAG, section 3.1 and appendix A.
+A malformed record (a missing key, a wrong type, broken JSON) is an error that names file, line and field. A
+well-formed record that cannot serve as a reasoning graph (unanswerable, no support index, edges that
+contradict its shape) is rejected and counted. Source: MuSiQue (Trivedi et al., 2022); CMT-RAG, section 3.1 and
+appendix A.
 """
 
 from __future__ import annotations
@@ -99,9 +100,11 @@ _PUNCTUATION = frozenset(string.punctuation)
 
 
 def clean_text(text: str, own_index: int) -> str:
-    """A sub-question with tidy spacing in which every remaining `#k` is a real reference (1 <= k < own_index, 1-based).
+    """A sub-question with tidy spacing in which every remaining `#k` is a real reference (1 <= k < own_index,
+    1-based).
 
-    Any other `#k` becomes `No. k`; a literal `[A12]` becomes `(A12)`, so that brackets mean references and nothing else.
+    Any other `#k` becomes `No. k`; a literal `[A12]` becomes `(A12)`, so that brackets mean references and
+    nothing else.
     """
     rank_only = _LITERAL_RANK in text.lower()
 
@@ -136,8 +139,8 @@ def load_graphs(
 
     Returns the accepted graphs in file order and the number of rejected records by reason (`unanswerable`,
     `support_index`, `unknown_shape`, `shape`, `ids`, `answer`, `shared_paragraph`, `supporting_set`, `empty`,
-    `duplicate_id`). With `allow_without_paragraphs`, a record that has no `paragraphs` and whose nodes carry a `title`
-    is accepted for plans only.
+    `duplicate_id`). With `allow_without_paragraphs`, a record that has no `paragraphs` and whose nodes carry a
+    `title` is accepted for plans only.
 
     Raises FileNotFoundError for a missing file and ValueError (file, line, field) for a malformed record.
     """
