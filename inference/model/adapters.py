@@ -41,12 +41,16 @@ def attach_adapter(
         raise ValueError("the model already carries an adapter; merge it first")
     if targets is None:
         targets = TARGETS.get(model.config.model_type, _TRANSFORMER_TARGETS)
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), bias="none")
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), bias="none"
+    )
     model.requires_grad_(False)
     try:
         inject_adapter_in_model(config, model)
     except ValueError as error:
-        raise ValueError(f"no LoRA target {list(targets)} in a {model.config.model_type} model: {error}") from error
+        raise ValueError(
+            f"no LoRA target {list(targets)} in a {model.config.model_type} model: {error}"
+        ) from error
     for name, parameter in model.named_parameters():
         # fp32 whatever the base's dtype: bf16 AdamW without master weights loses small updates.
         if "lora_" in name or name in _ROWS:
@@ -63,9 +67,16 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
         raise ValueError("the model carries no adapter to save")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    lora = {f"base_model.model.{k}": v.detach().cpu().contiguous() for k, v in get_peft_model_state_dict(model).items()}
+    lora = {
+        f"base_model.model.{k}": v.detach().cpu().contiguous()
+        for k, v in get_peft_model_state_dict(model).items()
+    }
     save_file(lora, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    rows = {name: getattr(model, name).detach().cpu().contiguous() for name in _ROWS if getattr(model, name) is not None}
+    rows = {
+        name: getattr(model, name).detach().cpu().contiguous()
+        for name in _ROWS
+        if getattr(model, name) is not None
+    }
     if rows:
         rows["structural_ids"] = model.structural_ids.cpu()
         save_file(rows, directory / "structural_rows.safetensors")
@@ -77,7 +88,9 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def load_adapter(model: nn.Module, directory: str | Path, trainable: bool = False, dropout: float | None = None) -> nn.Module:
+def load_adapter(
+    model: nn.Module, directory: str | Path, trainable: bool = False, dropout: float | None = None
+) -> nn.Module:
     """Attaches a saved adapter, in place; returns the model.
 
     Args:
@@ -91,7 +104,9 @@ def load_adapter(model: nn.Module, directory: str | Path, trainable: bool = Fals
     directory = Path(directory)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (directory / name).is_file():
-            raise FileNotFoundError(f"{directory / name}: missing, so this is not a (complete) adapter directory")
+            raise FileNotFoundError(
+                f"{directory / name}: missing, so this is not a (complete) adapter directory"
+            )
     config = json.loads((directory / "adapter_config.json").read_text())
     missing = [key for key in ("r", "lora_alpha", "lora_dropout", "target_modules") if key not in config]
     if missing:
@@ -105,7 +120,9 @@ def load_adapter(model: nn.Module, directory: str | Path, trainable: bool = Fals
     expected = get_peft_model_state_dict(model)
     for key in sorted(expected.keys() ^ tensors.keys()):
         where = "the file lacks" if key in expected else "the model has no place for"
-        raise ValueError(f"{directory / 'adapter_model.safetensors'}: adapter of another model, {where} {key!r}")
+        raise ValueError(
+            f"{directory / 'adapter_model.safetensors'}: adapter of another model, {where} {key!r}"
+        )
     for key, value in tensors.items():
         if value.shape != expected[key].shape:
             raise ValueError(
@@ -126,9 +143,13 @@ def _load_rows(model: nn.Module, path: Path) -> None:
         return
     rows = _load_tensors(path)
     if model.structural_rows is None:
-        raise ValueError(f"{path}: has structural rows, the model's vocabulary is not extended; extend it first")
+        raise ValueError(
+            f"{path}: has structural rows, the model's vocabulary is not extended; extend it first"
+        )
     if rows["structural_ids"].tolist() != model.structural_ids.tolist():
-        raise ValueError(f"{path}: structural tokens at ids {rows['structural_ids'].tolist()}, the tokenizer has others")
+        raise ValueError(
+            f"{path}: structural tokens at ids {rows['structural_ids'].tolist()}, the tokenizer has others"
+        )
     for name in _ROWS:
         if getattr(model, name) is not None:
             with torch.no_grad():

@@ -27,7 +27,10 @@ _VOCABULARY_MULTIPLE = 16
 
 
 def load_model(
-    path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", meta: bool = False
+    path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    meta: bool = False,
 ) -> nn.Module:
     """Loads a base model directory.
 
@@ -40,7 +43,9 @@ def load_model(
     """
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"{path}: no such model directory; models are local directories, download it first")
+        raise FileNotFoundError(
+            f"{path}: no such model directory; models are local directories, download it first"
+        )
     config = read_config(path)
     if isinstance(config, TraceMambaConfig):
         with torch.device("meta"):
@@ -77,15 +82,26 @@ def read_config(path: str | Path) -> Any:
         return _config_of_original_layout(raw, file)
     if raw["model_type"] in ("mamba2", "trace_mamba2"):
         raw.pop("model_type")
-        return TraceMambaConfig(**raw)
+        return TraceMambaConfig(**{key: _plain_floats(value) for key, value in raw.items()})
     return AutoConfig.from_pretrained(Path(path), local_files_only=True)
+
+
+def _plain_floats(value: Any) -> Any:
+    """Hugging Face writes an infinite float as {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [_plain_floats(item) for item in value]
+    if isinstance(value, dict) and set(value) == {"__float__"}:
+        return float(value["__float__"])
+    return value
 
 
 def _config_of_original_layout(raw: dict, file: Path) -> TraceMambaConfig:
     """``state-spaces/mamba2-*``: MambaConfig of mamba_ssm (d_model, n_layer, ssm_cfg, pad_vocab_size_multiple)."""
     for key in ("d_model", "n_layer", "vocab_size"):
         if key not in raw:
-            raise ValueError(f"{file}: neither a Hugging Face config (model_type) nor an original one (key {key!r} missing)")
+            raise ValueError(
+                f"{file}: neither a Hugging Face config (model_type) nor an original one (key {key!r} missing)"
+            )
     ssm = raw.get("ssm_cfg", {})
     unsupported = {
         "ssm_cfg.layer": ssm.get("layer") != "Mamba2", "attn_layer_idx": bool(raw.get("attn_layer_idx")),
@@ -93,7 +109,9 @@ def _config_of_original_layout(raw: dict, file: Path) -> TraceMambaConfig:
     }  # fmt: skip
     for key, is_bad in unsupported.items():
         if is_bad:
-            raise ValueError(f"{file}: key {key!r} asks for an architecture other than plain Mamba-2, which is not supported")
+            raise ValueError(
+                f"{file}: key {key!r} asks for an architecture other than plain Mamba-2, which is not supported"
+            )
     multiple = raw.get("pad_vocab_size_multiple", _VOCABULARY_MULTIPLE)
     expand, head_dim = ssm.get("expand", 2), ssm.get("headdim", 64)
     return TraceMambaConfig(
@@ -113,11 +131,15 @@ def _require_weights(path: Path) -> list[Path]:
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         missing = [shard for shard in shards if not (path / shard).is_file()]
         if missing:
-            raise FileNotFoundError(f"{path / missing[0]}: missing, named by {index.name}; the directory is half-written")
+            raise FileNotFoundError(
+                f"{path / missing[0]}: missing, named by {index.name}; the directory is half-written"
+            )
         return [path / shard for shard in shards]
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
-    raise FileNotFoundError(f"{path / 'model.safetensors'}: missing; the directory is half-written or holds other formats")
+    raise FileNotFoundError(
+        f"{path / 'model.safetensors'}: missing; the directory is half-written or holds other formats"
+    )
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -149,10 +171,14 @@ def _assign(model: nn.Module, weights: dict[str, Tensor], path: Path, dtype: tor
         expected.pop("lm_head.weight", None)
     for key in sorted(expected.keys() ^ weights.keys()):
         where = "lack" if key in expected else "have an unknown tensor"
-        raise ValueError(f"{path}: the weights {where} {key!r}; the directory is half-written or of another model")
+        raise ValueError(
+            f"{path}: the weights {where} {key!r}; the directory is half-written or of another model"
+        )
     for key, value in weights.items():
         if value.shape != expected[key].shape:
-            raise ValueError(f"{path}: {key!r} is {tuple(value.shape)}, config.json asks for {tuple(expected[key].shape)}")
+            raise ValueError(
+                f"{path}: {key!r} is {tuple(value.shape)}, config.json asks for {tuple(expected[key].shape)}"
+            )
     # A_log, D and dt_bias decide decay rates: they stay fp32, as the original implementation keeps them.
     fp32 = ("A_log", ".D", "dt_bias")
     weights = {k: v.to(torch.float32 if k.endswith(fp32) else dtype, copy=True) for k, v in weights.items()}
@@ -161,7 +187,9 @@ def _assign(model: nn.Module, weights: dict[str, Tensor], path: Path, dtype: tor
         model.lm_head.weight = model.backbone.embeddings.weight
 
 
-def export_merged(model: nn.Module, tokens: Any, directory: str | Path, dtype: torch.dtype | None = None) -> Path:
+def export_merged(
+    model: nn.Module, tokens: Any, directory: str | Path, dtype: torch.dtype | None = None
+) -> Path:
     """Writes a stock Hugging Face directory (weights in ``dtype``, tokenizer beside them) atomically.
 
     The model must carry no adapter (``merge_adapter`` first; work on a copy to keep training).
@@ -173,7 +201,11 @@ def export_merged(model: nn.Module, tokens: Any, directory: str | Path, dtype: t
     if isinstance(model, TransformerGenerator):
         (model.model if dtype is None else copy.deepcopy(model.model).to(dtype)).save_pretrained(partial)
     else:
-        raw = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "dtype")}
+        raw = {
+            k: v
+            for k, v in model.config.to_dict().items()
+            if k not in ("model_type", "architectures", "dtype")
+        }
         tied = model.lm_head.weight is model.backbone.embeddings.weight
         config = Mamba2Config(**raw, architectures=["Mamba2ForCausalLM"])
         config.tie_word_embeddings = tied

@@ -16,7 +16,9 @@ from torch import Tensor
 _BLOCK_ELEMENTS = 1 << 18
 
 
-def intra_chunk(u_BZQHP: Tensor, cum_BZQH: Tensor, B_BZQGN: Tensor, C_BZQGN: Tensor, idx_BZQ: Tensor | None) -> Tensor:
+def intra_chunk(
+    u_BZQHP: Tensor, cum_BZQH: Tensor, B_BZQGN: Tensor, C_BZQGN: Tensor, idx_BZQ: Tensor | None
+) -> Tensor:
     """Outputs of each chunk from its own inputs.
 
     Args:

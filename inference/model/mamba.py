@@ -93,7 +93,11 @@ class TraceMambaMixer(Mamba2Mixer):
                 backend=backend,
             )  # fmt: skip
         y = gated_rms_norm(
-            y.reshape(batch, length, -1), gate, self.norm.weight, self.norm.variance_epsilon, self.norm.group_size
+            y.reshape(batch, length, -1),
+            gate,
+            self.norm.weight,
+            self.norm.variance_epsilon,
+            self.norm.group_size,
         )
         return self.out_proj(y), conv_out, ssm_out
 
@@ -126,7 +130,9 @@ class TraceMambaModel(TraceMambaPreTrainedModel, Mamba2Model):
     def __init__(self, config: TraceMambaConfig):
         TraceMambaPreTrainedModel.__init__(self, config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([TraceMambaBlock(config, layer_idx=i) for i in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [TraceMambaBlock(config, layer_idx=i) for i in range(config.num_hidden_layers)]
+        )
         self.norm_f = type(self.layers[0].norm)(config.hidden_size, eps=config.layer_norm_epsilon)
         self.gradient_checkpointing = False
         self._register_load_state_dict_pre_hook(self.load_hook)
@@ -158,7 +164,9 @@ class TraceMambaModel(TraceMambaPreTrainedModel, Mamba2Model):
             if return_states:
                 convs.append(conv)
                 ssms.append(ssm)
-        hidden = rms_norm(hidden.to(self.norm_f.weight.dtype), self.norm_f.weight, self.norm_f.variance_epsilon)
+        hidden = rms_norm(
+            hidden.to(self.norm_f.weight.dtype), self.norm_f.weight, self.norm_f.variance_epsilon
+        )
         return hidden, RecurrentStates(torch.stack(convs), torch.stack(ssms)) if return_states else None
 
 
@@ -213,7 +221,9 @@ class TraceMambaForCausalLM(StructuralVocabulary, TraceMambaPreTrainedModel, Mam
             if seq_idx_BL is not None:
                 raise ValueError("packed rows (seq_idx) have no padding: give seq_idx or lengths, not both")
             if int(lengths_B.min()) < 1 or int(lengths_B.max()) > input_ids_BL.shape[1]:
-                raise ValueError(f"row lengths {lengths_B.tolist()} must lie within 1..{input_ids_BL.shape[1]}")
+                raise ValueError(
+                    f"row lengths {lengths_B.tolist()} must lie within 1..{input_ids_BL.shape[1]}"
+                )
             if int(lengths_B.min()) == input_ids_BL.shape[1]:
                 lengths_B = None
         return self.backbone(

@@ -24,7 +24,9 @@ class _GatedRMSNorm(torch.autograd.Function):
     def forward(ctx, x, gate, weight, eps, group):
         u = x.float() if gate is None else x.float() * F.silu(gate.float())
         grouped = u.unflatten(-1, (-1, group))
-        inverse = torch.linalg.vector_norm(grouped, dim=-1, keepdim=True).square_().div_(group).add_(eps).rsqrt_()
+        inverse = (
+            torch.linalg.vector_norm(grouped, dim=-1, keepdim=True).square_().div_(group).add_(eps).rsqrt_()
+        )
         ctx.save_for_backward(x, gate, weight, inverse)
         ctx.group = group
         return torch.mul((grouped * inverse).flatten(-2), weight).to(x.dtype)

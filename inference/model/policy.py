@@ -44,11 +44,15 @@ class MambaPolicy:
         return RecurrentStates.zeros(self.model.config, n, self.device)
 
     @torch.no_grad()
-    def feed(self, states: RecurrentStates, token_ids: Sequence[Sequence[int]]) -> tuple[Tensor, RecurrentStates]:
+    def feed(
+        self, states: RecurrentStates, token_ids: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, RecurrentStates]:
         """Reads new tokens: (logits (B, V) after each row's last token, new states)."""
         ids, lengths = _right_pad(token_ids, self.device)
         ragged = ids.shape[1] > 1
-        hidden, states = self.model.hidden(ids, states=states, lengths_B=lengths if ragged else None, return_states=True)
+        hidden, states = self.model.hidden(
+            ids, states=states, lengths_B=lengths if ragged else None, return_states=True
+        )
         last = hidden[torch.arange(len(token_ids), device=ids.device), lengths - 1]
         return self.model.logits(last), states
 
@@ -67,7 +71,7 @@ class HistoryStates:
     def select(self, rows: Sequence[int]) -> "HistoryStates":
         """Some rows, in that order."""
         histories = [list(self.histories[i]) for i in rows]
-        if self.cache is None:
+        if self.cache is None or self.cached is None:
             return HistoryStates(histories)
         return HistoryStates(histories, _select_cache(self.cache, rows), self.cached[torch.as_tensor(rows)])
 
@@ -82,15 +86,15 @@ class HistoryStates:
 def _select_cache(cache: Any, rows: Sequence[int]) -> Any:
     from transformers import DynamicCache
 
-    index = torch.as_tensor(rows)
     picked = DynamicCache()
     for i, layer in enumerate(cache.layers):
-        picked.update(layer.keys.index_select(0, index.to(layer.keys.device)), layer.values.index_select(0, index.to(layer.keys.device)), i)
+        index = torch.as_tensor(rows, device=layer.keys.device)
+        picked.update(layer.keys.index_select(0, index), layer.values.index_select(0, index), i)
     return picked
 
 
 class TransformerPolicy:
-    """Re-encodes the whole history at the start of a turn, then continues with keys and values."""
+    """Re-encodes the whole history at the start of a turn; keys and values live until its end (``cat`` drops them)."""
 
     def __init__(self, model: TransformerGenerator):
         self.model = model.eval()
@@ -110,20 +114,27 @@ class TransformerPolicy:
         """Reads new tokens: (logits (B, V) after each row's last token, new states)."""
         from transformers import DynamicCache
 
+        if any(len(new) == 0 for new in token_ids):
+            raise ValueError("every row needs at least one new token")
         histories = [history + list(new) for history, new in zip(states.histories, token_ids, strict=True)]
-        steps = {len(new) for new in token_ids}
-        if states.cache is None or steps != {1}:
+        if states.cache is None or states.cached is None:
             rows, cache = histories, DynamicCache()
             past = torch.zeros(len(rows), 0, dtype=torch.bool, device=self.device)
         else:
-            rows, cache, past = [list(new) for new in token_ids], states.select(range(len(states))).cache, states.cached
+            # A cache grows in place: the caller's states must stay what they are.
+            rows, cache = [list(new) for new in token_ids], _select_cache(states.cache, range(len(states)))
+            past = states.cached
         ids, lengths = _right_pad(rows, self.device)
         mask = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         full = torch.cat([past, mask], dim=1)
         positions = (full.long().cumsum(1) - 1).clamp(min=0)[:, past.shape[1] :]
         embedded = self.model.with_structural_inputs(ids, self.model.get_input_embeddings()(ids))
         out = self.model.model.base_model(
-            inputs_embeds=embedded, attention_mask=full.long(), position_ids=positions, past_key_values=cache, use_cache=True
+            inputs_embeds=embedded,
+            attention_mask=full.long(),
+            position_ids=positions,
+            cache=cache,
+            use_cache=True,
         )
         last = out.last_hidden_state[torch.arange(len(rows), device=ids.device), lengths - 1]
         return self.model.logits(last), HistoryStates(histories, cache, full)
@@ -134,7 +145,9 @@ def make_policy(model: torch.nn.Module) -> MambaPolicy | TransformerPolicy:
     return MambaPolicy(model) if isinstance(model, TraceMambaForCausalLM) else TransformerPolicy(model)
 
 
-def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MambaPolicy | TransformerPolicy:
+def load_policy(
+    path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> MambaPolicy | TransformerPolicy:
     """``make_policy`` over ``load_model``."""
     from inference.model.checkpoint import load_model
 

@@ -134,7 +134,11 @@ class _ConvSiLU(torch.autograd.Function):
         weight = weight_CK.to(dtype)
         image = full_BMC.transpose(1, 2)[:, :, None]
         bias = None if bias_C is None else bias_C.to(dtype)
-        pre = F.conv2d(image, weight[:, None, None], bias, groups=channels)[:, :, 0].transpose(1, 2).contiguous()
+        pre = (
+            F.conv2d(image, weight[:, None, None], bias, groups=channels)[:, :, 0]
+            .transpose(1, 2)
+            .contiguous()
+        )
         if rows_R is not None and len(rows_R):
             kept = _border_windows(full_BMC, rows_R, width) * same_RK[..., None]
             fixed = (kept * weight.t()).sum(1)
@@ -227,16 +231,38 @@ def chunk_scan(
         dt_BLH = dt_BLH.masked_fill(~padding_mask(lengths_B, length)[:, :, None], -1e4)
     if _use_triton(backend, x_BLHP):
         return _triton_scan(
-            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, chunk_size, initial_states_BHPN, seq_idx_BL, dt_limit
+            x_BLHP,
+            dt_BLH,
+            A_H,
+            B_BLGN,
+            C_BLGN,
+            D_H,
+            dt_bias_H,
+            chunk_size,
+            initial_states_BHPN,
+            seq_idx_BL,
+            dt_limit,
         )
 
     with torch.autocast(x_BLHP.device.type, enabled=False):  # decays and states stay fp32
         return _torch_scan(
-            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, chunk_size, initial_states_BHPN, seq_idx_BL, dt_limit
+            x_BLHP,
+            dt_BLH,
+            A_H,
+            B_BLGN,
+            C_BLGN,
+            D_H,
+            dt_bias_H,
+            chunk_size,
+            initial_states_BHPN,
+            seq_idx_BL,
+            dt_limit,
         )
 
 
-def _torch_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, chunk_size, initial_states_BHPN, seq_idx_BL, dt_limit):
+def _torch_scan(
+    x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, chunk_size, initial_states_BHPN, seq_idx_BL, dt_limit
+):
     batch, length, heads, dim = x_BLHP.shape
     state = B_BLGN.shape[3]
     dt = F.softplus(dt_BLH.float() + dt_bias_H.float()).clamp(*dt_limit)
@@ -314,7 +340,9 @@ def _pass_states(log_BZH: Tensor, added_BZHPN: Tensor, initial_BHPN: Tensor, end
     shape = added_BZHPN.shape[2:]
     state, entering, start = initial_BHPN, [], 0
     # split, not slices: a slice's gradient is a zero tensor of the whole size.
-    for log_BH, added in zip(log_BZH.split(_BLOCK_CHUNKS, 1), added_BZHPN.split(_BLOCK_CHUNKS, 1), strict=True):
+    for log_BH, added in zip(
+        log_BZH.split(_BLOCK_CHUNKS, 1), added_BZHPN.split(_BLOCK_CHUNKS, 1), strict=True
+    ):
         count = added.shape[1]
         upto = F.pad(log_BH.transpose(1, 2).cumsum(2), (1, 0))  # (B, H, count+1)
         # Row c: entering chunk c of the block (last row: leaving it).  Column z: the state so far, then each chunk.
@@ -337,7 +365,8 @@ def _triton_scan(x, dt, A, B, C, D, dt_bias, chunk_size, initial, seq_idx, dt_li
         x.contiguous(), dt.contiguous(), A.float(), B.contiguous(), C.contiguous(), chunk_size,
         D=D.float(), dt_bias=dt_bias.float(), dt_softplus=True, dt_limit=dt_limit,
         initial_states=initial,
-        seq_idx=None if seq_idx is None else seq_idx.int().contiguous(), return_final_states=True,
+        # The kernel gives the initial state to document number 0: count from each row's first document.
+        seq_idx=None if seq_idx is None else (seq_idx - seq_idx[:, :1]).int().contiguous(), return_final_states=True,
     )  # fmt: skip
     return y, final.float()
 

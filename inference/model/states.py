@@ -62,7 +62,9 @@ class RecurrentStates:
         """Writes a batch back into the given slots, in place. ValueError when the numbers differ or a slot repeats."""
         index = self._index(rows)
         if len(index) != len(states) or len(index.unique()) != len(index):
-            raise ValueError(f"{len(states)} states cannot be written to slots {index.tolist()}: one distinct slot each")
+            raise ValueError(
+                f"{len(states)} states cannot be written to slots {index.tolist()}: one distinct slot each"
+            )
         self.conv_ESCK.index_copy_(1, index, states.conv_ESCK.detach())
         self.ssm_ESHPN.index_copy_(1, index, states.ssm_ESHPN.detach())
         return self
@@ -81,7 +83,9 @@ class RecurrentStates:
     @staticmethod
     def cat(parts: Sequence["RecurrentStates"]) -> "RecurrentStates":
         """Joins batches along the slot axis."""
-        return RecurrentStates(torch.cat([p.conv_ESCK for p in parts], 1), torch.cat([p.ssm_ESHPN for p in parts], 1))
+        return RecurrentStates(
+            torch.cat([p.conv_ESCK for p in parts], 1), torch.cat([p.ssm_ESHPN for p in parts], 1)
+        )
 
     def detach(self) -> "RecurrentStates":
         """The same numbers outside the autograd graph."""
@@ -95,12 +99,19 @@ class RecurrentStates:
         """Writes a safetensors file (fp32) atomically, with the given strings as metadata."""
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
-        tensors = {"conv": self.conv_ESCK.detach().cpu().contiguous(), "ssm": self.ssm_ESHPN.detach().cpu().contiguous()}
-        save_file(tensors, partial, metadata={"format": _FORMAT, "extra": json.dumps(metadata, sort_keys=True)})
+        tensors = {
+            "conv": self.conv_ESCK.detach().cpu().contiguous(),
+            "ssm": self.ssm_ESHPN.detach().cpu().contiguous(),
+        }
+        save_file(
+            tensors, partial, metadata={"format": _FORMAT, "extra": json.dumps(metadata, sort_keys=True)}
+        )
         partial.replace(path)
 
     @classmethod
-    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> tuple["RecurrentStates", dict[str, str]]:
+    def load(
+        cls, path: str | Path, device: torch.device | str = "cpu"
+    ) -> tuple["RecurrentStates", dict[str, str]]:
         """Reads what ``save`` wrote and returns it with its metadata.
 
         Raises:
@@ -113,7 +124,11 @@ class RecurrentStates:
             with safe_open(path, framework="pt", device=str(device)) as file:
                 meta = file.metadata() or {}
                 if meta.get("format") != _FORMAT:
-                    raise ValueError(f"{path}: not a recurrent-states file (format {meta.get('format')!r}, want {_FORMAT!r})")
+                    raise ValueError(
+                        f"{path}: not a recurrent-states file (format {meta.get('format')!r}, want {_FORMAT!r})"
+                    )
                 return cls(file.get_tensor("conv"), file.get_tensor("ssm")), json.loads(meta["extra"])
         except SafetensorError as error:
-            raise ValueError(f"{path}: damaged recurrent-states file ({error}); delete it and replay the session") from error
+            raise ValueError(
+                f"{path}: damaged recurrent-states file ({error}); delete it and replay the session"
+            ) from error

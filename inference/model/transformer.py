@@ -58,7 +58,9 @@ class TransformerGenerator(StructuralVocabulary, nn.Module):
     def _encode(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
         embedded = self.with_structural_inputs(ids_BL, self.get_input_embeddings()(ids_BL))
         mask = None if mask_BL is None else mask_BL.long()
-        return self.model.base_model(inputs_embeds=embedded, attention_mask=mask, use_cache=False).last_hidden_state
+        return self.model.base_model(
+            inputs_embeds=embedded, attention_mask=mask, use_cache=False
+        ).last_hidden_state
 
     def _packed(self, ids_BL: Tensor, seq_idx_BL: Tensor) -> Tensor:
         batch, length = ids_BL.shape
