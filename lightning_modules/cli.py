@@ -32,6 +32,7 @@ from callbacks.progress import TrainingProgress
 from callbacks.rng import RngState
 from callbacks.run_record import RunRecord, read_metrics
 from callbacks.throughput import GradientNorm, Throughput
+from lightning_modules.messages import check_yaml, explain
 from lightning_modules.report import print_report
 from lightning_modules.runs import RUNS, claim
 
@@ -85,7 +86,7 @@ class TraceCLI(LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except UsageError as error:
-            raise UsageError(name_the_file(str(error), self.config_files)) from None
+            raise UsageError(explain(str(error), self.config_files, self.arguments)) from None
 
     def _parse_ckpt_path(self) -> None:
         """Only checks that a checkpoint to resume is there.
@@ -102,13 +103,18 @@ class TraceCLI(LightningCLI):
             raise FileNotFoundError(f"--ckpt_path {path} does not exist")
 
     def before_instantiate_classes(self) -> None:
-        """Claims the run directory and points checkpoints into it."""
+        """Points checkpoints into the run directory."""
         command = self.config.subcommand
         options = self.config[command]
         self.run = self._run_directory(command)
         options["checkpoint"]["directory"] = str(self.run / "checkpoints")
         if options.get("weights_only") is None:
             options["weights_only"] = True  # no pickle is ever loaded
+
+    def after_instantiate_classes(self) -> None:
+        """Claims the run directory, now that everything the command names was found."""
+        command = self.config.subcommand
+        options = self.config[command]
         if rank_zero_only.rank == 0:
             claim(self.run, resuming=options.get("ckpt_path") is not None, overwrite=options["overwrite"])
             if command == "fit" or not (self.run / "config.yaml").exists():
@@ -167,6 +173,7 @@ def find_config(name: str) -> str:
     """The file a `--config` value means: in the working directory, else in lightning_modules/configs/."""
     for path in (Path(name), CONFIGS / name):
         if path.is_file():
+            check_yaml(str(path))
             return str(path)
     shipped = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
     raise FileNotFoundError(f"--config {name}: no such file here or in {CONFIGS}. Shipped: {shipped}")
@@ -179,11 +186,6 @@ def plain_error(message: str) -> str:
         " ".join(line for line in lines if not line.startswith(("Given value", "tip:", "For more")))
         or message
     )
-
-
-def name_the_file(message: str, files: Sequence[str]) -> str:
-    """Say in which YAML the key of an error stands."""
-    return message
 
 
 def quiet() -> None:
@@ -204,12 +206,21 @@ def quiet() -> None:
         ours.propagate = False
 
 
-def is_users_mistake(error: BaseException) -> bool:
-    """Whether a message is meant for the user: raised by this project's own code, not deep inside a library."""
-    if isinstance(error, UsageError):
-        return True
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and str(Path(frames[-1].filename).resolve()).startswith(OWN_PACKAGES)
+def users_mistake(error: BaseException | None) -> str | None:
+    """The message meant for the user, if the error is one: raised by this project's own code, not inside a library.
+
+    jsonargparse wraps what a class raises while it is made; then the wrapped error speaks.
+    """
+    message = None
+    while error is not None:
+        if isinstance(error, UsageError):
+            return str(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        own = bool(frames) and str(Path(frames[-1].filename).resolve()).startswith(OWN_PACKAGES)
+        if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) and own:
+            message = str(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return message
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -217,10 +228,11 @@ def main(args: Sequence[str] | None = None) -> int:
     quiet()
     try:
         TraceCLI(args)
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
-        if not is_users_mistake(error):
+    except Exception as error:
+        message = users_mistake(error)
+        if message is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         return 2
     return 0
 

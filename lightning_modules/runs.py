@@ -104,18 +104,22 @@ def claim(run: Path, resuming: bool, overwrite: bool) -> None:
     if run.exists() and not run.is_dir():
         raise FileExistsError(f"{run} is a file, not a run directory: choose another --name")
     found = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
-    is_run = any(name in found for name in (*RUN_FILES, *RUN_FOLDERS))
-    if found and not is_run:
-        raise FileExistsError(f"{run} holds {found[0]}, which no run wrote: choose another --name")
-    if is_run and not resuming:
-        if not overwrite:
-            last = run / "checkpoints" / "last.ckpt"
-            how = f"--ckpt_path {last} to resume it, " if last.exists() else ""
-            raise FileExistsError(
-                f"{run} already holds a run: give {how}--overwrite to replace it, or another --name"
-            )
-        for name in RUN_FOLDERS:
-            shutil.rmtree(run / name, ignore_errors=True)
-        for name in RUN_FILES:
-            (run / name).unlink(missing_ok=True)
+    foreign = [name for name in found if name not in (*RUN_FILES, *RUN_FOLDERS)]
+    if found and len(foreign) == len(found):
+        raise FileExistsError(f"{run} holds {foreign[0]}, which no run wrote: choose another --name")
+    # A start that failed leaves settings and an empty log, which nobody misses.
+    holds_a_run = any(name not in ("config.yaml", "tensorboard", *foreign) for name in found)
+    if resuming:
+        run.mkdir(parents=True, exist_ok=True)
+        return
+    if holds_a_run and not overwrite:
+        last = run / "checkpoints" / "last.ckpt"
+        how = f"--ckpt_path {last} to resume it, " if last.exists() else ""
+        raise FileExistsError(
+            f"{run} already holds a run: give {how}--overwrite to replace it, or another --name"
+        )
+    for name in RUN_FOLDERS:
+        shutil.rmtree(run / name, ignore_errors=True)
+    for name in RUN_FILES:
+        (run / name).unlink(missing_ok=True)
     run.mkdir(parents=True, exist_ok=True)
