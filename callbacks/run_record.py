@@ -48,6 +48,14 @@ class RunRecord(Checkpoint):
             pl_module.export(self.directory / "export", state)  # type: ignore[operator]
         trainer.strategy.barrier("export")
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """`validate`: measures the loaded checkpoint, under plain names."""
+        if trainer.state.fn != "validate" or not hasattr(pl_module, "held_out_metrics"):
+            return
+        metrics = pl_module.held_out_metrics()  # type: ignore[operator]
+        if trainer.is_global_zero:
+            write_metrics(self.directory, read_metrics(self.directory) | metrics)
+
     def _record(self, trainer: Trainer, when: str, metrics: dict[str, Any]) -> None:
         if trainer.is_global_zero:
             kept = {

@@ -118,7 +118,7 @@ class TraceCLI(LightningCLI):
         if rank_zero_only.rank == 0:
             claim(self.run, resuming=options.get("ckpt_path") is not None, overwrite=options["overwrite"])
             if command == "fit" or not (self.run / "config.yaml").exists():
-                saved = self._parser(command).dump(options, skip_none=False, skip_link_targets=False)
+                saved = self._parser(command).dump(options, skip_unset=False, skip_link_targets=False)
                 (self.run / "config.yaml").write_text(saved, encoding="utf-8")
 
     def _run_directory(self, command: str) -> Path:
@@ -135,7 +135,7 @@ class TraceCLI(LightningCLI):
         settings["default_root_dir"] = str(self.run)
         if settings.get("logger") in (None, True):
             settings["logger"] = TensorBoardLogger(str(self.run), name="", version="tensorboard")
-        if self.subcommand == "fit":
+        if self.subcommand in ("fit", "validate"):
             settings["callbacks"] = [*(settings.get("callbacks") or []), RunRecord(str(self.run))]
         return super().instantiate_trainer(**kwargs)
 
@@ -188,22 +188,39 @@ def plain_error(message: str) -> str:
     )
 
 
+class Say(logging.Handler):
+    """Prints this project's own lines as they are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        print(self.format(record), flush=True)
+
+
+# What libraries say that does not concern the user.
+CHATTER = (
+    ".*does not have many workers.*",
+    ".*is smaller than the logging interval.*",
+    ".*Checkpoint directory.*",
+    ".*missing from font.*",
+    ".*LeafSpec.*",
+    ".*`isinstance\\(treespec.*",
+    ".*does not seem to be available.*",
+    ".*in eval mode.*",
+    ".*was deprecated in v4.*",
+    ".*JsonargparseDeprecationWarning.*",
+)
+
+
 def quiet() -> None:
-    """Silence what libraries say that does not concern the user, and let our own lines through."""
+    """Silence library chatter and let our own lines through (of the main process)."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for pattern in (
-        ".*does not have many workers.*", ".*is smaller than the logging interval.*", ".*Checkpoint directory.*",
-        ".*missing from font.*", ".*LeafSpec.*", ".*`isinstance\\(treespec.*", ".*does not seem to be available.*", ".*in eval mode.*",
-    ):  # fmt: skip
-        warnings.filterwarnings("ignore", pattern)
+    for pattern in CHATTER:
+        warnings.filterwarnings("ignore", f"(?s){pattern}")
     ours = logging.getLogger("trace_memory")
     ours.setLevel(logging.INFO if rank_zero_only.rank == 0 else logging.ERROR)
-    if not ours.handlers:
-        handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        ours.addHandler(handler)
-        ours.propagate = False
+    if not any(isinstance(handler, Say) for handler in ours.handlers):
+        ours.addHandler(Say())
 
 
 def users_mistake(error: BaseException | None) -> str | None:

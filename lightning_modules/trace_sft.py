@@ -211,13 +211,29 @@ class TraceSFT(LightningModule):
         return chunked_token_nll(hidden_TD, batch.targets_T, self.model.logits, self.logit_chunk)  # type: ignore[arg-type]
 
     def on_train_start(self) -> None:
-        """Refuse a Trainer limit that would break accumulation windows the loader has already weighed."""
+        """Checks the Trainer's limits and lets the YAML's rates win over those of a resumed checkpoint.
+
+        Raises:
+            ValueError: a limit that would break accumulation windows which the loader has already weighed.
+        """
         trainer, batches = self.trainer, self.trainer.fit_loop.max_batches
         whole = len(trainer.train_dataloader) if trainer.train_dataloader is not None else batches
         if batches < whole and batches % trainer.accumulate_grad_batches:
             raise ValueError(
                 "trainer.limit_train_batches cuts an accumulation window; limit dialogues instead: --data.limit_train N"
             )
+        for config in trainer.lr_scheduler_configs:
+            self._use_own_rates(config.scheduler)
+
+    def _use_own_rates(self, scheduler: Any) -> None:
+        """An optimizer and its schedule restore the rates they were saved with; take this run's instead."""
+        factor = linear_warmup_decay(scheduler.last_epoch, self.total_steps(), self.warmup_fraction)
+        scheduler.base_lrs = [self.lr] * len(scheduler.base_lrs)
+        scheduler._last_lr = [self.lr * factor] * len(scheduler.base_lrs)
+        for group in scheduler.optimizer.param_groups:
+            group["initial_lr"], group["lr"], group["betas"] = self.lr, self.lr * factor, self.betas
+            if group["weight_decay"]:
+                group["weight_decay"] = self.weight_decay
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         """The batch's share of the window's loss; logs the window's loss when it is complete."""

@@ -35,7 +35,7 @@ class KillAt(Callback):
 
 def arguments(name: str, *more: str) -> list[str]:
     options = {
-        "trainer.accumulate_grad_batches": 2, "trainer.max_epochs": EPOCHS, "trainer.val_check_interval": 4,
+        "trainer.accumulate_grad_batches": 2, "trainer.max_epochs": EPOCHS, "trainer.val_check_interval": 5,
         "checkpoint.every_n_steps": EVERY, "model.dropout": 0.1, "name": name,
     }  # fmt: skip
     return [*fit_arguments(**options), *more]
@@ -69,10 +69,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kill_at", sorted(random.Random(3).sample(range(5, 30), 4)) + [10, 20])
-def test_killed_and_resumed_is_bit_identical(whole: Path, tmp_path: Path, kill_at: int) -> None:
-    assert run_forked(arguments("run"), tmp_path, [KillAt(kill_at)]) == -signal.SIGKILL
-    resumed = arguments("run", "--ckpt_path", "runs/run/checkpoints/last.ckpt")
+# A limit in steps in place of one in epochs: the same run, but Lightning counts otherwise.
+BY_STEPS = ("--trainer.max_epochs=-1", f"--trainer.max_steps={EPOCHS * STEPS_PER_EPOCH}")
+
+
+RANDOM = sorted(random.Random(3).sample(range(5, 30), 2))
+QUICK = [
+    (RANDOM[0], ()),
+    (RANDOM[1], ()),
+    (21, BY_STEPS),
+]  # after batch 20 of 30 an epoch ends, with a save and a validation
+THOROUGH = [(at, limits) for limits in ((), BY_STEPS) for at in range(5, 30) if (at, limits) not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("kill_at", "limits"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in THOROUGH)],
+    ids=lambda value: value if isinstance(value, int) else ("steps" if value else "epochs"),
+)
+def test_killed_and_resumed_is_bit_identical(
+    whole: Path, tmp_path: Path, kill_at: int, limits: tuple[str, ...]
+) -> None:
+    assert run_forked(arguments("run", *limits), tmp_path, [KillAt(kill_at)]) == -signal.SIGKILL
+    resumed = arguments("run", *limits, "--ckpt_path", "runs/run/checkpoints/last.ckpt")
     before = state(tmp_path, "run")["global_step"]
     assert 0 < before < EPOCHS * STEPS_PER_EPOCH
     assert run_forked(resumed, tmp_path) == 0
