@@ -83,6 +83,7 @@ def answer_type(text: str, answer: str) -> str:
         return "quantity"
     if known := known_place(answer):
         return known
+    words = re.findall(r"[\w']+", re.sub(r"\b(?:is|was) the name of\b", "", text.lower()))
     for at, word in enumerate(words[:3]):
         if word in ("what", "which"):
             for noun in words[at + 1 : at + 6]:

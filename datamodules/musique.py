@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from inference.metrics import normalise_squad
 
 # 1-based edges of the six MuSiQue shapes: node -> nodes it refers to.
 SHAPES: dict[str, dict[int, tuple[int, ...]]] = {
@@ -37,6 +38,10 @@ SHAPES: dict[str, dict[int, tuple[int, ...]]] = {
 REFERENCE = re.compile(r"(?<!\w)#(\d+)\b")
 # The one sub-question whose "#1" is a rank, not a reference (MuSiQue's own conversion script treats it apart).
 _LITERAL_RANK = "most listened to on spotify"
+
+
+# SQuAD normalisation (lower case, no punctuation, no articles, single spaces), remembered: answers repeat a lot.
+normalise = lru_cache(maxsize=1 << 18)(normalise_squad)
 
 
 @dataclass(frozen=True)
@@ -87,16 +92,6 @@ def paragraph_id(title: str, text: str) -> str:
     """Identity of a paragraph: title and text together, because MuSiQue repeats titles with different texts."""
     digest = hashlib.sha1(f"{title}\x1f{text}".encode("utf-8", "surrogatepass")).hexdigest()
     return f"p_{digest[:12]}"
-
-
-@lru_cache(maxsize=1 << 18)
-def normalise(text: str) -> str:
-    """SQuAD normalisation: lower case, no punctuation, no articles, single spaces."""
-    text = "".join(c for c in text.lower() if c not in _PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
-
-
-_PUNCTUATION = frozenset(string.punctuation)
 
 
 def clean_text(text: str, own_index: int) -> str:
