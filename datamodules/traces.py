@@ -89,7 +89,7 @@ class TraceData(PackedData):
         if self.train_documents or self.dev_documents:
             return
         if self.tokens is None:
-            self.tokens = self.trainer.lightning_module.tokens  # type: ignore[union-attr]
+            self.tokens = self.trainer.lightning_module.tokens  # type: ignore[union-attr, assignment]
         root = self.path or _default_world()
         split = SPLIT_OF_STAGE[self.stage]
         dev = spread(read_split(root, split, "dev"), self.limit_dev)

@@ -63,7 +63,8 @@ def open_source(path: str | Path) -> Path:
             return candidate
     if (path / "config.yaml").is_file():
         raise FileNotFoundError(
-            f"{path} is a run that has not ended: it has no export/. Resume it with --ckpt_path {path}/checkpoints/last.ckpt"
+            f"{path} is a run that has not ended: it has no export/. "
+            f"Resume it with --ckpt_path {path}/checkpoints/last.ckpt"
         )
     raise ValueError(
         f"{path} is neither a run, nor an export (base.json), nor a model directory (config.json)"
@@ -132,7 +133,7 @@ def source_hash(source: Path) -> str:
 
 
 def load_tokens(source: Path) -> PlanTokenizer:
-    """The tokenizer of a source (beside its weights, else its base's), structural tokens not yet added if they were not.
+    """The tokenizer of a source: beside its weights, else its base's. Structural tokens may still be missing.
 
     Raises ValueError where base.json names another tokenizer.
     """

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's calls, not ours
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -135,8 +136,12 @@ class TraceCLI(LightningCLI):
         settings["default_root_dir"] = str(self.run)
         if settings.get("logger") in (None, True):
             settings["logger"] = TensorBoardLogger(str(self.run), name="", version="tensorboard")
-        if self.subcommand in ("fit", "validate"):
-            settings["callbacks"] = [*(settings.get("callbacks") or []), RunRecord(str(self.run))]
+        if self.subcommand in (
+            "fit",
+            "validate",
+        ):  # among the defaults, because those come after RunCheckpoints
+            callbacks = [*self.trainer_defaults["callbacks"], RunRecord(str(self.run))]
+            self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         return super().instantiate_trainer(**kwargs)
 
     def after_fit(self) -> None:

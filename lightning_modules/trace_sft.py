@@ -188,7 +188,7 @@ class TraceSFT(LightningModule):
             settings["num_heads"] = (
                 settings["hidden_size"] * settings.get("expand", 2) // settings["head_dim"]
             )
-        special = {name: self.tokens.bos_id for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), self.tokens.bos_id)
         return TraceMambaConfig(**{**special, "tie_word_embeddings": True, **settings})
 
     def _apply_settings(self, model: nn.Module) -> None:
@@ -196,10 +196,10 @@ class TraceSFT(LightningModule):
             for module in model.modules():
                 if hasattr(module, "chunk_size"):
                     module.chunk_size = self.chunk_size
-        if self.gradient_checkpointing:
-            for module in model.modules():
-                if hasattr(module, "gradient_checkpointing"):
-                    module.gradient_checkpointing = True
+        if self.gradient_checkpointing and isinstance(model, TraceMambaForCausalLM):
+            model.backbone.gradient_checkpointing = True
+        elif self.gradient_checkpointing:
+            model.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator,union-attr]
 
     # -- training -----------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ from tests.tiny_training import REPOSITORY, fit_arguments, run_forked, scalars, 
 STEPS = 6  # two epochs of three windows
 
 
-def arguments(name: str, batch: int, accumulate: int, **more: object) -> list[str]:
-    options = {
+def arguments(name: str, batch: int, accumulate: int, **more: Any) -> list[str]:
+    options: dict[str, Any] = {
         "data.batch_size": batch, "trainer.accumulate_grad_batches": accumulate, "trainer.max_epochs": 2,
         "trainer.val_check_interval": 1.0, "model.dropout": 0.0, "name": name, **more,
     }  # fmt: skip

@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import yaml
+import yaml  # type: ignore[import-untyped]
+from safetensors.torch import load_file
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from callbacks.run_record import read_metrics
 from lightning_modules import cli
 from lightning_modules.runs import claim
 from tests.tiny_training import REPOSITORY, fit_arguments, run_forked, scalars, tiny
 
-FAST = {"data.limit_train": 8, "data.batch_size": 4}
+FAST: dict[str, Any] = {"data.limit_train": 8, "data.batch_size": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +33,13 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, by the real command in a process of its own; the output lies beside it."""
     folder = tmp_path_factory.mktemp("done")
-    arguments = fit_arguments(**FAST, **{"model.plan_metrics_dialogues": 2, "model.max_new_tokens": 40,
-                                         "trainer.callbacks": None})  # fmt: skip
+    options = {
+        **FAST,
+        "model.plan_metrics_dialogues": 2,
+        "model.max_new_tokens": 40,
+        "trainer.callbacks": None,
+    }
+    arguments = fit_arguments(**options)
     result = subprocess.run(
         [sys.executable, "-m", "lightning_modules.cli", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=300,
@@ -78,8 +86,8 @@ def test_what_a_run_leaves(done: Path) -> None:
 def test_what_a_run_prints(done: Path) -> None:
     """The table, where things are, what to type next; no library chatter, nothing on stderr."""
     out = (done / "stdout").read_text()
-    for piece in ("starting from", "plan_exact_match", "before", "after", "runs/stage2/", "next:", "tensorboard --logdir",
-                  "fit --config stage3.yaml", "train/loss", "val/loss"):  # fmt: skip
+    for piece in ("starting from", "plan_exact_match", "before", "after", "runs/stage2/", "next:",
+                  "tensorboard --logdir", "fit --config stage3.yaml", "train/loss", "val/loss"):  # fmt: skip
         assert piece in out, piece
     assert len(out.splitlines()) < 60
     assert (done / "stderr").read_text() == ""
@@ -103,6 +111,46 @@ def test_validate_measures_a_checkpoint(done: Path, tmp_path: Path) -> None:
     best = torch.load(done / "runs/stage2/checkpoints/best.ckpt", weights_only=True)
     score = next(v["best_score"] for k, v in best["callbacks"].items() if k.startswith("RunCheckpoints"))
     assert metrics["val_loss"]["value"] == pytest.approx(score, rel=1e-6)
+
+
+def test_last_is_the_last_and_export_the_best(tmp_path: Path) -> None:
+    """With the largest loss called best, `best` stays at the first validation; `last` is where training ended."""
+    options: dict[str, Any] = {
+        **FAST,
+        "trainer.max_epochs": 2,
+        "trainer.val_check_interval": 1.0,
+        "checkpoint.mode": "max",
+    }
+    assert run_forked(fit_arguments(**options), tmp_path) == 0
+    last, best = (
+        torch.load(f"runs/stage2/checkpoints/{name}.ckpt", weights_only=True) for name in ("last", "best")
+    )
+    assert (best["global_step"], last["global_step"]) == (2, 4)
+    rows = "model.structural_rows"
+    assert not torch.equal(last["state_dict"][rows], best["state_dict"][rows])
+    exported = load_file("runs/stage2/export/adapter/structural_rows.safetensors")["structural_rows"]
+    assert torch.equal(exported, best["state_dict"][rows])
+
+
+def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
+    """Overlay transformer.yaml on a tiny GPT-NeoX: stage 1, then stage 2 from its run."""
+    config = GPTNeoXConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                           intermediate_size=64, tie_word_embeddings=False)  # fmt: skip
+    GPTNeoXForCausalLM(config).save_pretrained("neox")
+    tiny().tokens().save("neox")
+    options: dict[str, Any] = {
+        **FAST,
+        "data.max_length": 600,
+        "model.plan_metrics_dialogues": 1,
+        "model.max_new_tokens": 20,
+    }
+    for stage, start in (("stage1", "neox"), ("stage2", None)):
+        arguments = fit_arguments(f"{stage}.yaml", **{**options, "model.init_from": start})
+        assert run_forked([*arguments, "--config", "transformer.yaml"], tmp_path) == 0
+    assert json.loads(Path("runs/stage2/export/base.json").read_text())["base"]["name"] == "stage1"
+    metrics = read_metrics(tmp_path / "runs/stage2")
+    assert metrics["after/val_loss"]["value"] < metrics["before/val_loss"]["value"]
+    GPTNeoXForCausalLM.from_pretrained("runs/stage2/export/merged")
 
 
 # -- run directories ------------------------------------------------------------------------------------------------
@@ -160,8 +208,8 @@ def test_working_directory_before_shipped(tmp_path: Path) -> None:
 
 def test_command_line_and_yaml_win_over_a_checkpoint(tmp_path: Path) -> None:
     """Resumed with another rate, a run trains with that rate (Lightning would take the checkpoint's)."""
-    options = {**FAST, "trainer.max_epochs": 2, "model.lr": 0.01, "name": "a"}
-    assert run_forked(fit_arguments(**options, **{"trainer.max_steps": 2}), tmp_path) == 0
+    options: dict[str, Any] = {**FAST, "trainer.max_epochs": 2, "model.lr": 0.01, "name": "a"}
+    assert run_forked(fit_arguments(**options, trainer__max_steps=2), tmp_path) == 0
     resumed = fit_arguments(**{**options, "model.lr": 0.5, "model.warmup_fraction": 0.0})
     assert run_forked([*resumed, "--ckpt_path", "last"], tmp_path) == 0
     saved = yaml.safe_load(Path("runs/a/config.yaml").read_text())
@@ -176,8 +224,8 @@ def test_command_line_and_yaml_win_over_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_before_metrics_survive_a_resume(tmp_path: Path) -> None:
-    options = {**FAST, "trainer.max_epochs": 2, "name": "a"}
-    assert run_forked(fit_arguments(**options, **{"trainer.max_steps": 2}), tmp_path) == 0
+    options: dict[str, Any] = {**FAST, "trainer.max_epochs": 2, "name": "a"}
+    assert run_forked(fit_arguments(**options, trainer__max_steps=2), tmp_path) == 0
     before = read_metrics(tmp_path / "runs/a")["before/val_loss"]
     assert run_forked([*fit_arguments(**options), "--ckpt_path", "last"], tmp_path) == 0
     after = read_metrics(tmp_path / "runs/a")
@@ -191,7 +239,8 @@ def test_before_metrics_survive_a_resume(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("model:\n  init_args:\n    lrr: 3\n", "bad.yaml, line 3: unknown key model.init_args.lrr (did you mean lr?)"),
-        ("data:\n  init_args:\n    stages: 3\n", "bad.yaml, line 3: unknown key data.init_args.stages (did you mean stage?)"),
+        ("data:\n  init_args:\n    stages: 3\n",
+         "bad.yaml, line 3: unknown key data.init_args.stages (did you mean stage?)"),
         ("modell:\n  init_args:\n    lr: 3\n", "bad.yaml, line 1: unknown key modell (did you mean model?)"),
         ("trainer:\n  max_epoch: 3\n", "bad.yaml, line 2: unknown key trainer.max_epoch (did you mean max_epochs?)"),
         ("checkpoint:\n  every: 3\n", "bad.yaml, line 2: unknown key checkpoint.every"),
@@ -199,7 +248,8 @@ def test_before_metrics_survive_a_resume(tmp_path: Path) -> None:
         ("a: b\n c: [\n", "bad.yaml, line 2: not valid YAML"),
         ("- a\n", "bad.yaml, line 1: the file must hold `key: value` lines"),
         (
-            "trainer:\n  callbacks:\n    - class_path: callbacks.plan_samples.PlanSamples\n      init_args:\n        many: 1\n",
+            "trainer:\n  callbacks:\n    - class_path: callbacks.plan_samples.PlanSamples\n"
+            "      init_args:\n        many: 1\n",
             "bad.yaml, line 5: unknown key trainer.callbacks.init_args.many",
         ),
         ("model:\n  class_path: lightning_modules.trace_sft.Nope\n", "bad.yaml, line 2: class_path lightning_modules"),

@@ -34,7 +34,7 @@ class KillAt(Callback):
 
 
 def arguments(name: str, *more: str) -> list[str]:
-    options = {
+    options: dict[str, Any] = {
         "trainer.accumulate_grad_batches": 2, "trainer.max_epochs": EPOCHS, "trainer.val_check_interval": 5,
         "checkpoint.every_n_steps": EVERY, "model.dropout": 0.1, "name": name,
     }  # fmt: skip

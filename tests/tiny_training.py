@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,7 +55,7 @@ def tiny_config() -> TraceMambaConfig:
     )  # fmt: skip
 
 
-def fit_arguments(config: str = "stage2.yaml", **options: object) -> list[str]:
+def fit_arguments(config: str = "stage2.yaml", **options: Any) -> list[str]:
     """Arguments of a `fit` on the tiny world and base: fp32, dropout as in the YAML, one log a step."""
     defaults: dict[str, object] = {
         "model.init_from": tiny().base, "data.path": tiny().world, "data.limit_train": 20, "data.limit_dev": 6,
@@ -89,8 +90,8 @@ def _child(arguments: Sequence[str], folder: Path, extra_callbacks: Sequence[obj
     if extra_callbacks:
         made = cli.TraceCLI.instantiate_trainer
 
-        def with_extra(self: cli.TraceCLI, **kwargs: object):
-            trainer = made(self, **kwargs)
+        def with_extra(self: cli.TraceCLI, **kwargs: Any) -> Any:
+            trainer: Any = made(self, **kwargs)
             trainer.callbacks = [*extra_callbacks, *trainer.callbacks]
             return trainer
 
