@@ -65,7 +65,7 @@ def check_dialogue(dialogue: Row, sources: dict[str, Row], corpus: dict[str, Row
     sids = [sources[t["source"][0]]["question_decomposition"][t["source"][1]]["id"] for t in all_traces]
     assert len(set(map(str, sids))) == len(sids)  # I9
     assert len({tuple(t["source"]) for t in all_traces}) == len(all_traces)
-    _check_answers_by_session(dialogue, turn_of)  # I9
+    _check_sessions(dialogue, turn_of)  # I9
     for turn in dialogue["turns"]:
         _check_turn(dialogue, turn, turn_of, sources)
 
@@ -117,10 +117,15 @@ def sessions(dialogue: Row, turn_of: dict[int, int]) -> list[list[Row]]:
     return list(out.values())
 
 
-def _check_answers_by_session(dialogue: Row, turn_of: dict[int, int]) -> None:
+def _check_sessions(dialogue: Row, turn_of: dict[int, int]) -> None:
+    """No answer of a turn twice in a session, no source graph in two sessions."""
+    seen: set[str] = set()
     for session in sessions(dialogue, turn_of):
         answers = [normalise(turn["answer"]) for turn in session]
         assert len(set(answers)) == len(answers)
+        gids = {trace["source"][0] for turn in session for trace in turn["traces"]}
+        assert not gids & seen
+        seen |= gids
 
 
 def auxiliary(turn: Row) -> Row | None:

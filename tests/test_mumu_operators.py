@@ -14,6 +14,7 @@ from datamodules.mumu_operators import (
     BridgeIndex,
     Rejected,
     closure,
+    gids_of,
     original,
     partial,
     relocate,
@@ -21,6 +22,7 @@ from datamodules.mumu_operators import (
     traces_of,
 )
 from datamodules.mumu_relations import could_denote
+from datamodules.mumu_sessions import Pool, grow
 from datamodules.mumu_splits import deduplicate, purge
 from datamodules.mumu_text import Wording, annotate
 from datamodules.musique import SrcGraph, SrcNode, references
@@ -250,6 +252,18 @@ def test_interleaving_really_mixes():
         sessions.append((original(first), original(after)))
     orders = {tuple(m for m, _ in interleave(sessions, random.Random(s))) for s in range(40)}
     assert len(orders) > 10
+
+
+def test_growth_stops_at_used_up_and_banned_graphs():
+    other = graph("other", ("Boo >> record label", "Virgin"), ("when did #1 end", "1990"))
+
+    def grown(banned: frozenset[str] = frozenset(), uses: int = 0) -> list[str]:
+        pool = Pool([ALBUM, other], WORDS, max_uses=3)
+        pool.uses["other"] = uses
+        return gids_of(grow(original(ALBUM), 3, pool, random.Random(0), ("gs", "sqr"), banned=banned))
+
+    assert grown() == grown(uses=2) == ["album", "other"]
+    assert grown(banned=frozenset({"other"})) == grown(uses=3) == ["album"]
 
 
 def test_deduplication_by_hand():
