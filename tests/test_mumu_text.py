@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamodules.mumu_checks import check_question, contains_answer
+from datamodules.mumu_nouns import noun_form
 from datamodules.mumu_relations import HYPONYMS, RELATIONS, NodeTemplate, could_denote
 from datamodules.mumu_text import (
     Wording,
@@ -18,7 +19,6 @@ from datamodules.mumu_text import (
     carrier_question,
     keywords,
     lower_first,
-    noun_form,
     takes_phrase,
 )
 from datamodules.musique import SrcGraph, SrcNode, references
@@ -195,6 +195,16 @@ def test_small_edits():
         text = carrier_question("the spouse of X", "When did Y die?", key)
         assert "the spouse of X" in text and text.endswith("when did Y die?")
         assert text == carrier_question("the spouse of X", "When did Y die?", key)
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["Please find out: who ran it?", "Consider the river in X. How long is it?", "I wonder: who ran it?"],
+)
+def test_a_request_is_not_glued_into_a_sentence(question):
+    for key in "abcdefgh":
+        text = carrier_question("the spouse of X", question, key)
+        assert text.endswith(f". {question}")
 
 
 RULES = {
