@@ -1,8 +1,8 @@
 """A sub-question turned into a noun phrase by its form: `who wrote X` -> `the person who wrote X`.
 
 In:  a question in which every reference is already filled.
-Out: a noun phrase that fits into another question, or None when no
-     rule is sure (the caller then says `the answer to "..."`). Source: CMT-RAG appendix A, question realisation as templates.
+Out: a noun phrase that fits into another question, or None when no rule is sure (the caller then says
+     `the answer to "..."`). Source: CMT-RAG appendix A, question realisation as templates.
 """
 
 from __future__ import annotations

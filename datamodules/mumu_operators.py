@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from datamodules.mumu_checks import check_question, contains_answer
 from datamodules.mumu_relations import could_denote
-from datamodules.mumu_text import Worded, Wording, carrier_question, takes_phrase
+from datamodules.mumu_text import Worded, Wording, carrier_question, takes_phrase, without_opener
 from datamodules.musique import SrcGraph, SrcNode, normalise
 
 Key = tuple[str, int]  # (graph id, node)
@@ -236,10 +236,8 @@ def _relocate_root(
     noun = wording.noun(graph, root.i, {})
     question = carrier_question(noun.text, carrier.question, f"{graph.gid}/{carrier.graph.gid}")
     loaded = replace(carrier, traces=(aux, *carrier.traces), question=question, operator="SQR_B")
-    loaded = _checked(
-        loaded, Worded(question, question.count('the answer to "')), before, carried=(root, carrier.question)
-    )
-
+    worded = Worded(question, question.count('the answer to "'))
+    loaded = _checked(loaded, worded, before, carried=(root, without_opener(carrier.question)))
     phrase = wording.phrase(root.type)
     worded = wording.question(graph, graph.final, {root.i: phrase})
     follow = DraftTurn(graph, drafts(graph, kept, (root.i, aux.key)), worded.text, "SQR_C", phrase, aux.key)

@@ -304,27 +304,28 @@ def lower_first(text: str) -> str:
     )
 
 
+_CARRIERS_COLON = ("I would like to know {aux}, and also: {q}", "First find {aux}. Then tell me: {q}")
 _CARRIERS = (
     "Besides asking about {aux}, {q}",
     "In addition to {aux}, {q}",
     "Apart from {aux}, {q}",
-    "I would like to know {aux}, and also: {q}",
-    "First find {aux}. Then tell me: {q}",
+    *_CARRIERS_COLON,
     "Along with {aux}, {q}",
 )
-# For a question that opens with a request or has several sentences: it cannot continue a sentence.
-_CARRIERS_APART = (
-    "First find {aux}. {q}",
-    "I would also like to know {aux}. {q}",
-    "Find out {aux} for me. {q}",
-)
-_REQUEST = re.compile(
-    r"(?i:please|consider|tell|find|give|name|take|think|can|could|would|i)\b|.*\w{2}\. [A-Z]"
-)
+_OPENER = re.compile(r"(?:please )?(?:tell me|find out|i would like to know|i want to know)[:,] +", re.I)
+# A question that opens with a request, or has several sentences, cannot continue a sentence.
+_REQUEST = re.compile(r"(?i:please|consider|tell|find|give|take|think|can|could|would|i)\b|.*\w{2}\. [A-Z]")
+
+
+def without_opener(question: str) -> str:
+    """The question without a polite opening such as "Please find out:"; another question can be put before it."""
+    bare = _OPENER.sub("", question, count=1) if _OPENER.match(question) else question
+    return bare[:1].upper() + bare[1:]
 
 
 def carrier_question(aux: str, question: str, key: str) -> str:
     """Prompt B as a template: a question that also asks for a relocated sub-question (noun phrase `aux`)."""
+    question = without_opener(question)
     if _REQUEST.match(question):
-        return pick(_CARRIERS_APART, key).format(aux=aux, q=question)
+        return pick(_CARRIERS_COLON, key).format(aux=aux, q=question)
     return pick(_CARRIERS, key).format(aux=aux, q=lower_first(question))

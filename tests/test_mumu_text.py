@@ -197,14 +197,12 @@ def test_small_edits():
         assert text == carrier_question("the spouse of X", "When did Y die?", key)
 
 
-@pytest.mark.parametrize(
-    "question",
-    ["Please find out: who ran it?", "Consider the river in X. How long is it?", "I wonder: who ran it?"],
-)
-def test_a_request_is_not_glued_into_a_sentence(question):
+def test_a_request_is_not_glued_into_a_sentence():
     for key in "abcdefgh":
-        text = carrier_question("the spouse of X", question, key)
-        assert text.endswith(f". {question}")
+        polite = carrier_question("the spouse of X", "Please find out: who ran it?", key)
+        assert polite.endswith("who ran it?") and "lease" not in polite
+        sentences = carrier_question("the spouse of X", "Consider the river in X. How long is it?", key)
+        assert sentences.endswith(": Consider the river in X. How long is it?")
 
 
 RULES = {
