@@ -326,7 +326,7 @@ def _span_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_BHPN, previous_idx_B
     carried = torch.matmul(C_BZQGN.transpose(2, 3), entering.transpose(3, 4))  # (B, Z, G, Q, HgP)
     carried = carried.transpose(2, 3).reshape(batch, chunks, chunk, heads, dim)
     from_start = torch.exp(cum_BZQH)
-    if idx_BZQ is not None:
+    if idx_BZQ is not None and ends_BZ is not None:
         from_start = from_start * (idx_BZQ == ends_BZ[:, :-1, None])[..., None]
     y = torch.addcmul(y_BZQHP, carried, from_start.to(dtype)[..., None])
     return y.reshape(batch, length + pad, heads, dim)[:, :length], final_BHPN

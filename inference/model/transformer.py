@@ -17,6 +17,8 @@ from inference.model.vocabulary import StructuralVocabulary
 class TransformerGenerator(StructuralVocabulary, nn.Module):
     """A causal LM with structural rows.  ``config`` is the wrapped model's."""
 
+    base_model_prefix = "model"  # PEFT asks every model for it
+
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
