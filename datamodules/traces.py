@@ -37,6 +37,8 @@ class TraceData(PackedData):
         max_length: tokens of a dialogue; a longer one is cut at a turn border.
         node_limit: traces of a dialogue; null takes 64 for stage 2 and 128 for stage 3.
         loss_on_query: weight of the user's words in the loss: false (0), true (1) or a number.
+        loss_on_trace_id: weight of a trace's own number: false (0), true (1) or a number. The automaton writes it, so
+            by default it carries none; a policy that is to write valid plans without the automaton needs it.
         replay_fraction: stage 3: short dialogues replayed, as a share of the long ones.
         replay_seed: which ones.
         limit_train: use only this many training dialogues (spread evenly).
@@ -54,6 +56,7 @@ class TraceData(PackedData):
         max_length: int = 4096,
         node_limit: int | None = None,
         loss_on_query: bool | float = False,
+        loss_on_trace_id: bool | float = False,
         replay_fraction: float = 0.2,
         replay_seed: int = 42,
         limit_train: int | None = None,
@@ -75,6 +78,7 @@ class TraceData(PackedData):
         self.max_length = max_length
         self.node_limit = node_limit if node_limit is not None else NODE_LIMIT[stage]
         self.loss_on_query = float(loss_on_query)
+        self.loss_on_trace_id = float(loss_on_trace_id)
         self.replay_fraction = replay_fraction
         self.replay_seed = replay_seed
         self.limit_train, self.limit_dev = limit_train, limit_dev
@@ -130,7 +134,7 @@ class TraceData(PackedData):
         for dialogue in dialogues:
             turns = planned_turns(dialogue)
             document, n = encode_dialogue(
-                turns, self.tokens, self.max_length, self.node_limit, self.loss_on_query
+                turns, self.tokens, self.max_length, self.node_limit, self.loss_on_query, self.loss_on_trace_id
             )
             cut += n < len(turns)
             if document is not None:
@@ -169,10 +173,11 @@ def encode_dialogue(
     max_length: int,
     node_limit: int | None = None,
     loss_on_query: float = 0.0,
+    loss_on_trace_id: float = 0.0,
 ) -> tuple[Document | None, int]:
     """The longest prefix of whole turns within both limits, as a document; None where not even one turn fits.
 
-    Plan tokens weigh 1, a trace's own identifier 0 (the decoder writes it), the query `loss_on_query`.
+    Plan tokens weigh 1, a trace's own identifier `loss_on_trace_id` (the decoder writes it), the query `loss_on_query`.
     """
     ids, weights, plan_tokens = [tokens.bos_id], [0.0], 0
     nodes = kept = 0
@@ -183,7 +188,7 @@ def encode_dialogue(
         if len(ids) + len(query) + len(plan) > max_length or (node_limit is not None and nodes > node_limit):
             break
         ids += query + plan
-        weights += [loss_on_query] * len(query) + [float(loss) for loss in carries]
+        weights += [loss_on_query] * len(query) + [1.0 if loss else loss_on_trace_id for loss in carries]
         plan_tokens += sum(carries)
         kept += 1
     return (Document.of(ids, weights, plan_tokens) if kept else None), kept

@@ -88,12 +88,41 @@ def timed(step: Callable, batches: list) -> float:
     return time.perf_counter() - start
 
 
+# Operators by what they are spent on; everything else is element-wise work in conv, decays, norms and loss.
+PARTS = {
+    "projections and head": ("aten::mm", "aten::addmm"),
+    "chunk products (scores, states, mixing)": ("aten::bmm", "aten::baddbmm"),
+    "copies, casts, layout": ("aten::copy_", "aten::cat", "aten::fill_", "aten::index_select", "aten::index"),
+    "multiply-adds (gates, decays, norms)": ("aten::mul", "aten::mul_", "aten::addcmul", "aten::addcmul_", "aten::add", "aten::add_"),
+    "exponentials and SiLU": ("aten::exp", "aten::exp_", "aten::silu", "aten::silu_backward", "aten::masked_fill_", "aten::sub"),
+    "sums": ("aten::sum", "aten::cumsum", "aten::linalg_vector_norm", "aten::mean"),
+    "depthwise convolution": ("aten::mkldnn_convolution", "aten::convolution_backward"),
+}  # fmt: skip
+
+
+def profile(step: Callable, batches: list, console: Console) -> None:
+    """Prints the share of a step's CPU time by part."""
+    timed(step, batches)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        timed(step, batches)
+    spent = {event.key: event.self_cpu_time_total for event in trace.key_averages()}
+    total, table = sum(spent.values()), Table(title="where the time goes (self CPU time)")
+    for column in ("part", "share"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    shares = {part: sum(spent.get(name, 0) for name in names) / total for part, names in PARTS.items()}
+    shares["everything else"] = 1 - sum(shares.values())
+    for part, share in sorted(shares.items(), key=lambda item: -item[1]):
+        table.add_row(part, f"{share:.0%}")
+    console.print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dialogues", type=int, default=32)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--profile", action="store_true", help="print where the time goes instead of comparing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     hf_logging.set_verbosity_error()
@@ -122,8 +151,13 @@ def main() -> None:
         "ours, logits at every position": (lambda x: packed_step(ours, x, all_logits=True), rows),
         "ours, padded instead of packed": (lambda x: unpacked_step(ours, x), pads),
     }
-    times: dict[str, list[float]] = {name: [] for name in sides}
     console = Console()
+    if options.profile:
+        for name in ("stock Hugging Face", "Trace Memory"):
+            console.print(f"\n{name}")
+            profile(*sides[name], console)
+        return
+    times: dict[str, list[float]] = {name: [] for name in sides}
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("rounds", total=len(sides) * (options.rounds + 1))
         for turn in range(options.rounds + 1):
