@@ -134,7 +134,12 @@ class TraceData(PackedData):
         for dialogue in dialogues:
             turns = planned_turns(dialogue)
             document, n = encode_dialogue(
-                turns, self.tokens, self.max_length, self.node_limit, self.loss_on_query, self.loss_on_trace_id
+                turns,
+                self.tokens,
+                self.max_length,
+                self.node_limit,
+                self.loss_on_query,
+                self.loss_on_trace_id,
             )
             cut += n < len(turns)
             if document is not None:

@@ -38,7 +38,9 @@ def ship(run: Path, command: str) -> Path:
         record = json.loads((source / "base.json").read_text(encoding="utf-8"))
         base = ASSET_OF_RUN.get(record["base"]["name"], record["base"]["name"])
         record["base"] |= {"name": base, "path": f"../{base}"}
-        (target / "base.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (target / "base.json").write_text(
+            json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
     else:
         model, tokens = load_merged(source), load_tokens(source)
         export_merged(model, tokens, target, dtype=torch.bfloat16)

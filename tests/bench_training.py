@@ -93,8 +93,10 @@ PARTS = {
     "projections and head": ("aten::mm", "aten::addmm"),
     "chunk products (scores, states, mixing)": ("aten::bmm", "aten::baddbmm"),
     "copies, casts, layout": ("aten::copy_", "aten::cat", "aten::fill_", "aten::index_select", "aten::index"),
-    "multiply-adds (gates, decays, norms)": ("aten::mul", "aten::mul_", "aten::addcmul", "aten::addcmul_", "aten::add", "aten::add_"),
-    "exponentials and SiLU": ("aten::exp", "aten::exp_", "aten::silu", "aten::silu_backward", "aten::masked_fill_", "aten::sub"),
+    "multiply-adds (gates, decays, norms)": ("aten::mul", "aten::mul_", "aten::addcmul", "aten::addcmul_",
+        "aten::add", "aten::add_"),
+    "exponentials and SiLU": ("aten::exp", "aten::exp_", "aten::silu", "aten::silu_backward",
+        "aten::masked_fill_", "aten::sub"),
     "sums": ("aten::sum", "aten::cumsum", "aten::linalg_vector_norm", "aten::mean"),
     "depthwise convolution": ("aten::mkldnn_convolution", "aten::convolution_backward"),
 }  # fmt: skip
@@ -122,13 +124,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--profile", action="store_true", help="print where the time goes instead of comparing")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the time goes instead of comparing"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     hf_logging.set_verbosity_error()
     tokens = load_tokens(ASSETS / "mamba2-tiny").extend()
     dialogues = read_split(default_world(), "short", "train")[: options.dialogues]
-    documents = [d for d in (encode_dialogue(planned_turns(x), tokens, 4096)[0] for x in dialogues) if d is not None]
+    documents = [
+        d for d in (encode_dialogue(planned_turns(x), tokens, 4096)[0] for x in dialogues) if d is not None
+    ]
     groups = [documents[i : i + options.batch] for i in range(0, len(documents), options.batch)]
     rows = [pack(group, 1.0) for group in groups]
     pads = [padded(group) for group in groups]

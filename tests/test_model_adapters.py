@@ -190,7 +190,7 @@ def test_adapter_files_of_another_model_or_damaged_ones_are_named(tokens, tmp_pa
     fresh = lambda **kw: tiny_mamba(padded(tokens), **kw)  # noqa: E731
     wider = fresh(hidden_size=64, num_heads=8)
     extend_vocabulary(wider, tokens)
-    with pytest.raises(ValueError, match="adapter_model.safetensors.*this model needs"):
+    with pytest.raises(ValueError, match=r"adapter_model.safetensors.*this model needs"):
         load_adapter(wider, tmp_path / "a")
     deeper = fresh(num_hidden_layers=3)
     extend_vocabulary(deeper, tokens)
@@ -207,7 +207,7 @@ def test_adapter_files_of_another_model_or_damaged_ones_are_named(tokens, tmp_pa
     with pytest.raises(ValueError, match="damaged or half-written"):
         load_adapter(plain, tmp_path / "a")
     weights.unlink()
-    with pytest.raises(FileNotFoundError, match="adapter_model.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"adapter_model.safetensors"):
         load_adapter(fresh(), tmp_path / "a")
 
 

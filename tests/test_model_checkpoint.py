@@ -72,7 +72,7 @@ def test_no_pickled_code_is_run(tmp_path):
             return (open, (str(tmp_path / "touched"), "w"))
 
     torch.save({"x": Evil()}, path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pytorch_model.bin"):
+    with pytest.raises(ValueError, match=r"pytorch_model.bin"):
         load_model(path)
     assert not (tmp_path / "touched").exists()
 

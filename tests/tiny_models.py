@@ -38,7 +38,8 @@ def original_layout_directory(path: Path, model: TraceMambaForCausalLM, vocab_si
     c = model.config
     config = {
         "d_model": c.hidden_size, "d_intermediate": 0, "n_layer": c.num_hidden_layers, "vocab_size": vocab_size,
-        "ssm_cfg": {"layer": "Mamba2", "d_state": c.state_size, "headdim": c.head_dim, "ngroups": c.n_groups, "chunk_size": 16},
+        "ssm_cfg": {"layer": "Mamba2", "d_state": c.state_size, "headdim": c.head_dim,
+                    "ngroups": c.n_groups, "chunk_size": 16},
         "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True,
         "pad_vocab_size_multiple": 16, "tie_embeddings": True,
     }  # fmt: skip

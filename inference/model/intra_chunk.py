@@ -56,7 +56,7 @@ def _hidden(idx_MQ: Tensor | None, chunk: int, device) -> Tensor:
 class _IntraChunk(torch.autograd.Function):
     @staticmethod
     def forward(ctx, u_MQHP, cum_MQH, B_MQGN, C_MQGN, idx_MQ):
-        count, chunk, heads, dim = u_MQHP.shape
+        count, chunk, heads = u_MQHP.shape[:3]
         groups = B_MQGN.shape[2]
         scores_MGQS = torch.matmul(C_MQGN.transpose(1, 2), B_MQGN.permute(0, 2, 3, 1))
         y_MQHP = torch.empty_like(u_MQHP, memory_format=torch.contiguous_format)
@@ -71,7 +71,7 @@ class _IntraChunk(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_MQHP):
         u_MQHP, cum_MQH, B_MQGN, C_MQGN, scores_MGQS, idx_MQ = ctx.saved_tensors
-        count, chunk, heads, dim = u_MQHP.shape
+        count, chunk, heads = u_MQHP.shape[:3]
         groups = B_MQGN.shape[2]
         dtype = u_MQHP.dtype
         grad_MQHP = grad_MQHP.to(dtype)

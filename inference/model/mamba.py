@@ -121,7 +121,7 @@ class TraceMambaPreTrainedModel(Mamba2PreTrainedModel):
     """Initialisation and loading as in the stock family."""
 
     config_class = TraceMambaConfig
-    _no_split_modules = ["TraceMambaBlock"]
+    _no_split_modules = ["TraceMambaBlock"]  # noqa: RUF012
 
 
 class TraceMambaModel(TraceMambaPreTrainedModel, Mamba2Model):
@@ -177,7 +177,7 @@ class TraceMambaForCausalLM(StructuralVocabulary, TraceMambaPreTrainedModel, Mam
     (inference/model/vocabulary.py); they replace the rows ``structural_ids`` of the tied matrix, as input and output.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}
+    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012
 
     def __init__(self, config: TraceMambaConfig):
         TraceMambaPreTrainedModel.__init__(self, config)

@@ -111,7 +111,7 @@ def causal_conv(
 
 def _document_starts(seq_idx_BL: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Flat numbers (R,) of tokens whose window crosses a document border, and which taps they keep (R, K)."""
-    batch, length = seq_idx_BL.shape
+    length = seq_idx_BL.shape[1]
     idx = torch.cat([seq_idx_BL[:, :1].expand(-1, width - 1), seq_idx_BL], dim=1)
     oldest = idx[:, :length]
     rows_R = (oldest != seq_idx_BL).flatten().nonzero()[:, 0]
