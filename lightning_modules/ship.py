@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from inference.exports import ASSET_OF_RUN, ASSETS, load_merged, load_tokens, open_source
 from inference.model import export_merged

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-import yaml
+import yaml  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
