@@ -35,7 +35,7 @@ from callbacks.run_record import RunRecord, read_metrics
 from callbacks.throughput import GradientNorm, Throughput
 from lightning_modules.messages import check_yaml, explain
 from lightning_modules.report import print_report
-from lightning_modules.runs import RUNS, claim
+from lightning_modules.runs import claim, run_directory
 
 CONFIGS = Path(__file__).parent / "configs"
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,7 +128,7 @@ class TraceCLI(LightningCLI):
             stem = Path(self.config_files[0]).stem if self.config_files else command
             name = f"validate-{stem}" if command == "validate" else stem
             self.config[command]["name"] = name
-        return RUNS / name
+        return run_directory(name)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer with the run's logger and record."""

@@ -7,6 +7,7 @@ it is the predecessor's run if there is one, else the shipped asset of that stag
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,15 @@ def _predecessor(name: str | None, allow_assets: bool) -> Path:
         f"nothing to start from: no {run}{unfinished} {shipped}. Run the earlier stage first "
         f"(fit --config {name}.yaml), or name a directory with --model.init_from"
     )
+
+
+def run_directory(name: str) -> Path:
+    """runs/NAME. ValueError where the name is more than a folder's: a run never leaves runs/."""
+    if not re.fullmatch(r"[\w][\w.+=-]*", name):
+        raise ValueError(
+            f"--name {name!r}: a run's name is letters, digits and . _ + = -, beginning with a letter or digit"
+        )
+    return RUNS / name
 
 
 def claim(run: Path, resuming: bool, overwrite: bool) -> None:

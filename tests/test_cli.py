@@ -17,7 +17,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from callbacks.run_record import read_metrics
 from lightning_modules import cli
-from lightning_modules.runs import claim
+from lightning_modules.runs import claim, run_directory
 from tests.tiny_training import REPOSITORY, fit_arguments, run_forked, scalars, tiny
 
 FAST: dict[str, Any] = {"data.limit_train": 8, "data.batch_size": 4}
@@ -332,3 +332,10 @@ def test_a_bug_keeps_its_traceback() -> None:
         cli.find_config("none.yaml")
     except FileNotFoundError as error:
         assert cli.users_mistake(error) is not None
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a/../../x", "/tmp/x", ".hidden", "x\ny"])
+def test_a_run_never_leaves_its_folder(name: str) -> None:
+    with pytest.raises(ValueError, match="--name"):
+        run_directory(name)
+    assert run_directory("stage2-try.3") == Path("runs/stage2-try.3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 
 import pytest
@@ -93,6 +94,19 @@ def test_a_tokenizer_of_another_model_is_refused(tokens):
     model.config.structural_token_ids = [1, 2, 3, 4, 5, 6, 7]
     with pytest.raises(ValueError, match="trained with structural tokens at ids"):
         extend_vocabulary(model, tokens)
+
+
+def test_an_exported_model_refuses_another_tokenizer(tokens, tmp_path):
+    """Also one of the same size: the fingerprint is noted beside the weights."""
+    export_merged(tiny_mamba(padded(tokens)), tokens, tmp_path / "m")
+    extend_vocabulary(load_model(tmp_path / "m"), PlanTokenizer.from_pretrained(tmp_path / "m").extend())
+    file = tmp_path / "m" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["!"], vocab["?"] = vocab["?"], vocab["!"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="mismatched tokenizer"):
+        extend_vocabulary(load_model(tmp_path / "m"), PlanTokenizer.from_pretrained(tmp_path / "m").extend())
 
 
 def test_only_adapters_and_new_rows_train_and_each_gets_a_gradient(tokens):

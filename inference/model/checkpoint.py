@@ -187,6 +187,15 @@ def _assign(model: nn.Module, weights: dict[str, Tensor], path: Path, dtype: tor
         model.lm_head.weight = model.backbone.embeddings.weight
 
 
+def _note_tokenizer(directory: Path) -> None:
+    """Writes the tokenizer's fingerprint, structural tokens included, into config.json, so another is refused."""
+    from inference.tokens import PlanTokenizer
+
+    config = json.loads((directory / "config.json").read_text())
+    config["tokenizer_fingerprint"] = PlanTokenizer.from_pretrained(directory).extend().fingerprint()
+    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def export_merged(
     model: nn.Module, tokens: Any, directory: str | Path, dtype: torch.dtype | None = None
 ) -> Path:
@@ -219,6 +228,7 @@ def export_merged(
         config.save_pretrained(partial)
     if tokens is not None:
         tokens.save(partial)
+        _note_tokenizer(partial)
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
     return directory

@@ -73,6 +73,12 @@ def extend_vocabulary(model: nn.Module, tokens: "PlanTokenizer") -> None:
             f"mismatched tokenizer: the model was trained with structural tokens at ids {list(trained)}, "
             f"the tokenizer has them at {ids}; use the tokenizer that lies beside the model"
         )
+    noted = getattr(config, "tokenizer_fingerprint", None)
+    if noted is not None and noted != tokens.fingerprint():
+        raise ValueError(
+            f"mismatched tokenizer: the model was trained with {noted[:12]}…, this tokenizer is "
+            f"{tokens.fingerprint()[:12]}…; use the tokenizer.json that was exported with the model"
+        )
     embedding = model.get_input_embeddings()
     rows = embedding.weight.shape[0]
     plain = tokens.n_tokens - len(ids)
