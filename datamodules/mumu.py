@@ -370,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             manifest = build(**args, report=report)
     except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="red", markup=False)
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     for name, row in manifest["statistics"].items():
         turns, subs, cross = (row[key]["mean"] for key in ("turns", "sub_questions", "cross_turn_edges"))

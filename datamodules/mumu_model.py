@@ -191,10 +191,11 @@ def _trace(item: dict[str, Any], where: str, name: str, expected: int) -> Trace:
         raise ValueError(
             f"{where}: field '{name}.deps' must name distinct earlier traces (1..{own - 1}), got {list(deps)}"
         )
-    named = {int(k) for k in TRACE_REFERENCE.findall(sub_question)}
-    if named != set(deps):
+    named = {k.lstrip("0") or "0" for k in TRACE_REFERENCE.findall(sub_question)}
+    if named != set(map(str, deps)):
+        shown = ", ".join(f"[A{k[:9]}]" for k in sorted(named, key=lambda k: (len(k), k))) or "no trace"
         raise ValueError(
-            f"{where}: field '{name}.deps' is {list(deps)} but the sub-question refers to {sorted(named)}"
+            f"{where}: field '{name}.deps' is {list(deps)} but the sub-question refers to {shown}"
         )
     source = field(item, "source", list, where, name)
     if len(source) != 2 or not isinstance(source[0], str) or not isinstance(source[1], int):

@@ -104,8 +104,9 @@ def clean_text(text: str, own_index: int) -> str:
     rank_only = _LITERAL_RANK in text.lower()
 
     def literal(match: re.Match[str]) -> str:
-        k = int(match.group(1))
-        return match.group(0) if not rank_only and 1 <= k < own_index else f"No. {match.group(1)}"
+        digits = match.group(1)
+        is_reference = not rank_only and len(digits) < 6 and 1 <= int(digits) < own_index
+        return match.group(0) if is_reference else f"No. {match.group(1)}"
 
     text = REFERENCE.sub(literal, text)
     text = re.sub(r"\[A(\d+)\]", r"(A\1)", text)
@@ -166,13 +167,25 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             where = f"{path}, line {number}"
             try:
-                record = json.loads(raw.decode("utf-8"))
+                # The first line may carry a byte order mark.
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                record = json.loads(text)
+                if (
+                    "\\ud" in text.lower()
+                ):  # half a surrogate pair has no UTF-8 form, so no file could hold it
+                    json.dumps(record, ensure_ascii=False).encode("utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"{where}: not UTF-8 ({error.reason}); re-encode the file as UTF-8"
                 ) from None
             except json.JSONDecodeError as error:
                 raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"{where}: a string holds half a surrogate pair (\\ud800 to \\udfff); write the whole character"
+                ) from None
+            except (RecursionError, ValueError) as error:  # nested too deeply, or thousands of digits
+                raise ValueError(f"{where}: not a record ({error})") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
             yield where, record

@@ -40,6 +40,7 @@ class PackedData(LightningDataModule):
 
     def __init__(self, batch_size: int, val_batch_size: int, seed: int, max_row_tokens: int | None) -> None:
         super().__init__()
+        check_positive(batch_size=batch_size, val_batch_size=val_batch_size, max_row_tokens=max_row_tokens)
         self.batch_size = batch_size
         self.val_batch_size = val_batch_size
         self.seed = seed
@@ -85,6 +86,13 @@ class PackedData(LightningDataModule):
             "world": trainer.world_size if trainer else 1,
             "max_row_tokens": self.max_row_tokens,
         }
+
+
+def check_positive(**settings: int | None) -> None:
+    """ValueError naming the first setting of the data that is below 1 (null is no limit)."""
+    for name, value in settings.items():
+        if value is not None and value < 1:
+            raise ValueError(f"data.{name} is {value}: it must be 1 or more")
 
 
 def describe(documents: Sequence[Document]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.mumu import Dialogue, load_dialogues
-from datamodules.packed_data import PackedData, PlannedTurn, describe, log
+from datamodules.packed_data import PackedData, PlannedTurn, check_positive, describe, log
 from datamodules.packing import Document
 from inference.tokens import PlanTokenizer
 from inference.traces import TraceDraft, TracePlan
@@ -73,6 +73,11 @@ class TraceData(PackedData):
                 f"`python -m datamodules.mumu --train FILE --dev FILE --out {path}`, or leave data.path out for the "
                 "embedded world"
             )
+        check_positive(
+            max_length=max_length, node_limit=node_limit, limit_train=limit_train, limit_dev=limit_dev
+        )
+        if not replay_fraction >= 0:
+            raise ValueError(f"data.replay_fraction is {replay_fraction}: it must be 0 or more")
         self.stage = stage
         self.path = Path(path) if path is not None else None
         self.max_length = max_length

@@ -80,6 +80,8 @@ def read_base(source: Path) -> BaseReference | None:
         record = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not valid JSON ({error}): the export may be half written") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{file}: holds {type(record).__name__}, not an object: no export wrote it")
     if record.get("schema") != SCHEMA:
         raise ValueError(f"{file}: schema is {record.get('schema')!r}, this version reads {SCHEMA!r}")
     if record.get("template") != TEMPLATE_VERSION:
@@ -87,7 +89,12 @@ def read_base(source: Path) -> BaseReference | None:
             f"{file}: template is {record.get('template')!r}, this version writes turns as {TEMPLATE_VERSION!r}"
         )
     base = record.get("base")
-    return None if base is None else BaseReference(base["name"], base["path"], base["hash"])
+    if base is None:
+        return None
+    for key in ("name", "path", "hash"):
+        if not isinstance(base, dict) or not isinstance(base.get(key), str):
+            raise ValueError(f"{file}: key base.{key} is missing or no string: no export wrote it")
+    return BaseReference(base["name"], base["path"], base["hash"])
 
 
 def find_base(source: Path) -> Path:
@@ -137,6 +144,7 @@ def load_tokens(source: Path) -> PlanTokenizer:
 
     Raises ValueError where base.json names another tokenizer.
     """
+    read_base(source)  # a damaged base.json is refused before anything else
     for directory in (source / "merged", source):
         if (directory / "tokenizer.json").is_file():
             tokens = PlanTokenizer.from_pretrained(directory)

@@ -71,7 +71,11 @@ class PlanTokenizer:
             )
         if (path / "tokenizer_config.json").is_file():
             _read_json(path / "tokenizer_config.json")
-        return cls(PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        try:
+            return cls(tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{path / 'tokenizer.json'}: {error}") from None
 
     def save(self, directory: str | Path) -> None:
         """Write the tokenizer, structural tokens included, as plain `transformers` reads it."""

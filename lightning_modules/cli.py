@@ -27,6 +27,8 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from callbacks.checkpoint import RunCheckpoints
 from callbacks.progress import TrainingProgress
@@ -35,7 +37,7 @@ from callbacks.run_record import RunRecord, read_metrics
 from callbacks.throughput import GradientNorm, Throughput
 from lightning_modules.messages import check_yaml, explain
 from lightning_modules.report import print_report
-from lightning_modules.runs import claim, run_directory
+from lightning_modules.runs import check_checkpoint, claim, run_directory
 
 CONFIGS = Path(__file__).parent / "configs"
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,6 +63,10 @@ class TraceCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str] | None = None) -> None:
         arguments = list(sys.argv[1:] if args is None else args)
+        if arguments and arguments[0].partition("=")[0] in ("--config", "-c"):
+            raise UsageError(
+                f"the command stands first: {{fit,validate,test,predict}} {' '.join(arguments[:2])} …"
+            )
         self.arguments, self.config_files = find_configs(arguments)
         super().__init__(
             LightningModule, LightningDataModule,
@@ -86,8 +92,18 @@ class TraceCLI(LightningCLI):
         """Parses; an error names the file it is in."""
         try:
             self.config = parser.parse_args(args)
+            self._check_numbers()
         except UsageError as error:
             raise UsageError(explain(str(error), self.config_files, self.arguments)) from None
+
+    def _check_numbers(self) -> None:
+        """UsageError for numbers of the Trainer that only fail somewhere deep in a library."""
+        options = self.config[self.config.subcommand]
+        seed, accumulate = options.get("seed_everything"), options.trainer.get("accumulate_grad_batches")
+        if seed is not True and seed is not False and not 0 <= (seed or 0) < 2**32:
+            raise UsageError(f"seed_everything is {seed}: it must be from 0 to 4294967295")
+        if accumulate is not None and accumulate < 1:
+            raise UsageError(f"trainer.accumulate_grad_batches is {accumulate}: it must be 1 or more")
 
     def _parse_ckpt_path(self) -> None:
         """Only checks that a checkpoint to resume is there.
@@ -100,8 +116,8 @@ class TraceCLI(LightningCLI):
         if path == "last":
             path = str(self._run_directory(command) / "checkpoints" / "last.ckpt")
             self.config[command]["ckpt_path"] = path
-        if path is not None and not Path(path).exists():
-            raise FileNotFoundError(f"--ckpt_path {path} does not exist")
+        if path is not None:
+            check_checkpoint(path)
 
     def before_instantiate_classes(self) -> None:
         """Points checkpoints into the run directory."""
@@ -116,6 +132,9 @@ class TraceCLI(LightningCLI):
         """Claims the run directory, now that everything the command names was found."""
         command = self.config.subcommand
         options = self.config[command]
+        needs = {"test": ("test_step",), "predict": ("predict_step", "forward")}.get(command, ())
+        if needs and not any(is_overridden(name, self.model, LightningModule) for name in needs):
+            raise UsageError(f"{type(self.model).__name__} has no {command}: use validate, or fit")
         if rank_zero_only.rank == 0:
             claim(self.run, resuming=options.get("ckpt_path") is not None, overwrite=options["overwrite"])
             if command == "fit" or not (self.run / "config.yaml").exists():
@@ -143,6 +162,21 @@ class TraceCLI(LightningCLI):
             callbacks = [*self.trainer_defaults["callbacks"], RunRecord(str(self.run))]
             self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         return super().instantiate_trainer(**kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs the command; Ctrl-C ends it with what to type to go on (Lightning turns it into a silent exit)."""
+        try:
+            super()._run_subcommand(subcommand)
+        except SystemExit as error:
+            if isinstance(error.__context__, KeyboardInterrupt) and rank_zero_only.rank == 0:
+                last = self.run / "checkpoints" / "last.ckpt"
+                how = (
+                    f"resume with --ckpt_path {last}"
+                    if last.exists()
+                    else "there is no checkpoint to resume yet"
+                )
+                print(f"interrupted: {how}", file=sys.stderr)
+            raise
 
     def after_fit(self) -> None:
         """Prints held-out metrics before and after, where things are, and what to type next."""
@@ -239,8 +273,11 @@ def users_mistake(error: BaseException | None) -> str | None:
             return str(error)
         frames = traceback.extract_tb(error.__traceback__)
         own = bool(frames) and str(Path(frames[-1].filename).resolve()).startswith(OWN_PACKAGES)
-        if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) and own:
-            message = str(error)
+        # Lightning's own judgement of the Trainer's settings, such as a GPU where there is none.
+        device = bool(frames) and frames[-1].filename.endswith("accelerator_connector.py")
+        kinds = (ValueError, FileNotFoundError, FileExistsError, MisconfigurationException)
+        if isinstance(error, kinds) and (own or device):
+            message = f"trainer.accelerator, trainer.devices: {error}" if device else str(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return message
 

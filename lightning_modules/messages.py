@@ -15,12 +15,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+SECTIONS = ("model", "data", "trainer", "checkpoint", "progress")
 TOP_LEVEL = (
-    "model",
-    "data",
-    "trainer",
-    "checkpoint",
-    "progress",
+    *SECTIONS,
     "seed_everything",
     "name",
     "overwrite",
@@ -28,22 +25,63 @@ TOP_LEVEL = (
 )
 _OPTION = re.compile(r"Option '([\w.]+)' is not accepted")
 _NO_OPTION = re.compile(r"does not accept option '([\w.]+)'")
-_UNRECOGNISED = re.compile(r"unrecognized arguments: (--[\w.]+)")
+_UNRECOGNISED = re.compile(r"unrecognized arguments: (\S+?)(?:[ =]|$)")
+_UNION = re.compile(r'Parser key "([\w.]+)": Does not validate against any of the Union subtypes')
+_NO_SUBCLASS = re.compile(r"Import path ([\w.]+) does not correspond to a subclass of (\w+)")
 _TYPE = re.compile(r'(?:Parser key "([\w.]+)"): (Expected .*?)\. Got value: (.+?)(?: - |$)')
 _SECTION = re.compile(r'Parser key "([\w.]+)"')
 _CLASS = re.compile(r"Problem with given class_path '([\w.]+)': (.+?)(?: - |$)")
 
 
 def check_yaml(file: str) -> None:
-    """Raise ValueError naming file and line where a YAML file is no YAML, or holds no mapping."""
-    text = Path(file).read_text(encoding="utf-8")
+    """Raise ValueError naming file and line where a YAML file is no YAML, or holds no mapping of distinct names."""
     try:
+        text = Path(file).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            raise ValueError(f"{file}: holds no settings")
+        if not isinstance(node, yaml.MappingNode):
+            raise ValueError(
+                f"{file}, line {node.start_mark.line + 1}: the file must hold `key: value` lines"
+            )
+        _check_keys(node, file, ())
+        yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8 ({error.reason}), so not YAML") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{file}{line}: not valid YAML ({error.problem})") from None
-    if node is not None and not isinstance(node, yaml.MappingNode):
-        raise ValueError(f"{file}, line {node.start_mark.line + 1}: the file must hold `key: value` lines")
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file}: not valid YAML ({str(error).splitlines()[0]})") from None
+
+
+def _check_keys(node: Any, file: str, above: tuple[Any, ...]) -> None:
+    """ValueError for a key that is no name or stands twice, a section without content, a node inside itself."""
+    line = f"{file}, line {node.start_mark.line + 1}"
+    if any(node is outer for outer in above):
+        raise ValueError(f"{line}: the alias of this node stands inside it")
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_keys(item, file, (*above, node))
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = f"{file}, line {key.start_mark.line + 1}"
+        if key.tag == "tag:yaml.org,2002:merge":
+            continue
+        if key.tag != "tag:yaml.org,2002:str":
+            raise ValueError(f"{line}: a key must be a name, such as `trainer:`")
+        if key.value in seen:
+            raise ValueError(
+                f"{line}: key {key.value} stands here a second time (first in line {seen[key.value]})"
+            )
+        seen[key.value] = key.start_mark.line + 1
+        if not above and key.value in SECTIONS and not isinstance(value, yaml.MappingNode):
+            raise ValueError(
+                f"{line}: {key.value} must hold `key: value` lines of its own; fill it or remove it"
+            )
+        _check_keys(value, file, (*above, node))
 
 
 def explain(message: str, files: Sequence[str], arguments: Sequence[str]) -> str:
@@ -56,7 +94,10 @@ def explain(message: str, files: Sequence[str], arguments: Sequence[str]) -> str
     """
     section = match[1] if (match := _SECTION.search(message)) else ""
     if match := _UNRECOGNISED.search(message):
-        return f"the command line: unknown option {match[1]}"
+        kind = "option" if match[1].startswith("-") else "argument"
+        return f"the command line: unknown {kind} {match[1]}"
+    if "arguments are required" in message:
+        return f"{message}: name a recipe, such as --config stage2.yaml"
     if match := _OPTION.search(message) or _NO_OPTION.search(message):
         key = match[1]
         if not section and key.partition(".")[0] not in TOP_LEVEL:
@@ -69,6 +110,13 @@ def explain(message: str, files: Sequence[str], arguments: Sequence[str]) -> str
     if match := _CLASS.search(message):
         where, _ = _find("class_path", section, files, arguments, value=match[1])
         return f"{where}: class_path {match[1]} cannot be loaded: {match[2]}"
+    if unions := _UNION.findall(message):  # the innermost is the value, those around it are its section
+        where, full = _find(unions[-1], unions[0] if len(unions) > 1 else "", files, arguments)
+        if wrong := _NO_SUBCLASS.search(message):
+            return f"{where}: {full}: class_path {wrong[1]} is no {wrong[2]}"
+        kinds = message.rpartition("Subtypes: [")[2].partition("] Errors:")[0]
+        names = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", kinds).replace("NoneType", "null")
+        return f"{where}: {full} has a value of the wrong type, expected one of {names}"
     return f"{message} (from {', '.join(files)} and the command line)" if files else message
 
 

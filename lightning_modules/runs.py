@@ -12,6 +12,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from inference.exports import ASSET_OF_RUN, ASSETS, find_base, open_source
 
 log = logging.getLogger("trace_memory.train")
@@ -103,6 +105,29 @@ def run_directory(name: str) -> Path:
             f"--name {name!r}: a run's name is letters, digits and . _ + = -, beginning with a letter or digit"
         )
     return RUNS / name
+
+
+def check_checkpoint(path: str) -> None:
+    """FileNotFoundError or ValueError where a path holds no checkpoint of a run (a file, or DeepSpeed's folder)."""
+    file = Path(path)
+    if not path or not file.exists():
+        raise FileNotFoundError(f"--ckpt_path {path or repr(path)} does not exist")
+    if file.is_dir():
+        if not (file / "checkpoint").is_dir():
+            raise ValueError(
+                f"--ckpt_path {path} is a directory: name the file in it, checkpoints/last.ckpt of a run"
+            )
+        return
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises several kinds for a truncated or foreign file
+        raise ValueError(
+            f"--ckpt_path {path}: no checkpoint, damaged or half written ({type(error).__name__})"
+        ) from None
+    if not isinstance(state, dict) or not {"state_dict", "loops", "trace_memory"} <= state.keys():
+        raise ValueError(
+            f"--ckpt_path {path} is not a checkpoint of a run; to start from weights use --model.init_from"
+        )
 
 
 def claim(run: Path, resuming: bool, overwrite: bool) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from inference.exports import ASSET_OF_RUN, ASSETS, load_merged, load_tokens, open_source
+from callbacks.run_record import read_metrics
+from inference.exports import ASSET_OF_RUN, ASSETS, load_merged, load_tokens, open_source, read_base
 from inference.model import export_merged
 
 
@@ -29,30 +30,48 @@ def ship(run: Path, command: str) -> Path:
         FileNotFoundError: the run has not ended.
     """
     source = open_source(run)
-    target = ASSETS / ASSET_OF_RUN.get(run.name, run.name)
-    shutil.rmtree(target, ignore_errors=True)
-    if (source / "adapter").is_dir():
-        target.mkdir(parents=True)
-        shutil.copytree(source / "adapter", target / "adapter")
-        # The base is found by its name among the assets, on any machine.
-        record = json.loads((source / "base.json").read_text(encoding="utf-8"))
-        base = ASSET_OF_RUN.get(record["base"]["name"], record["base"]["name"])
-        record["base"] |= {"name": base, "path": f"../{base}"}
-        (target / "base.json").write_text(
-            json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-        )
-    else:
-        model, tokens = load_merged(source), load_tokens(source)
-        export_merged(model, tokens, target, dtype=torch.bfloat16)
-    (target / "README.md").write_text(card(run, target.name, command), encoding="utf-8")
+    for name in ("config.yaml", "metrics.json"):
+        if not (run / name).is_file():
+            raise FileNotFoundError(
+                f"{run / name} does not exist: {run} is not a run that has ended (runs/NAME)"
+            )
+    name = ASSET_OF_RUN.get(run.resolve().name, run.resolve().name)
+    target, partial = ASSETS / name, ASSETS / f"{name}.partial"
+    text = card(run, name, command)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        if (source / "adapter").is_dir():
+            partial.mkdir(parents=True)
+            shutil.copytree(source / "adapter", partial / "adapter")
+            # The base is found by its name among the assets, on any machine.
+            if read_base(source) is None:
+                raise ValueError(f"{source / 'base.json'}: names no base for the adapter beside it")
+            record = json.loads((source / "base.json").read_text(encoding="utf-8"))
+            base = ASSET_OF_RUN.get(record["base"]["name"], record["base"]["name"])
+            record["base"] |= {"name": base, "path": f"../{base}"}
+            (partial / "base.json").write_text(
+                json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
+        else:
+            model, tokens = load_merged(source), load_tokens(source)
+            export_merged(model, tokens, partial, dtype=torch.bfloat16)
+        (partial / "README.md").write_text(text, encoding="utf-8")
+        shutil.rmtree(
+            target, ignore_errors=True
+        )  # only now: a run that cannot be shipped leaves the old asset
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
 def card(run: Path, name: str, command: str) -> str:
     """The model card: what it is, the command, the data, the metrics as the run measured them."""
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-    data = {k: v for k, v in config["data"]["init_args"].items() if v is not None}
+    metrics = read_metrics(run)
+    if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
+        raise ValueError(f"{run / 'config.yaml'}: key data is missing, so no run wrote it")
+    data = {k: v for k, v in config["data"].get("init_args", {}).items() if v is not None}
     rows = []
     for key, m in sorted(metrics.items()):
         interval = "" if m["low"] is None else f"{m['low']:.4f} – {m['high']:.4f}"
@@ -84,8 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, the base first")
     for run in parser.parse_args(arguments).runs:
         try:
-            target = ship(run, f"python -m lightning_modules.cli fit --config {run.name}.yaml")
-        except (FileNotFoundError, ValueError) as error:
+            target = ship(run, f"python -m lightning_modules.cli fit --config {run.resolve().name}.yaml")
+        except (OSError, ValueError, yaml.YAMLError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         size = sum(f.stat().st_size for f in target.rglob("*") if f.is_file()) / 1e6

@@ -104,6 +104,19 @@ class TraceSFT(LightningModule):
             raise ValueError(
                 f"model.warmup_fraction is {warmup_fraction}: it is a share of the steps, from 0 to below 1"
             )
+        for name, value, valid, wanted in (
+            ("rank", rank, rank >= 1, "1 or more"),
+            ("dropout", dropout, 0 <= dropout < 1, "from 0 to below 1"),
+            ("lr", lr, lr > 0, "above 0"),
+            ("weight_decay", weight_decay, weight_decay >= 0, "0 or more"),
+            ("betas", betas, all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1"),
+            ("chunk_size", chunk_size, chunk_size is None or chunk_size >= 1, "1 or more"),
+            ("logit_chunk", logit_chunk, logit_chunk is None or logit_chunk >= 1, "1 or more"),
+            ("plan_metrics_dialogues", plan_metrics_dialogues, plan_metrics_dialogues >= 0, "0 or more"),
+            ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
+        ):
+            if not valid:
+                raise ValueError(f"model.{name} is {value}: it must be {wanted}")
         self.architecture, self.tokenizer, self.adapter = architecture, tokenizer, adapter
         self.rank, self.alpha, self.dropout = rank, alpha, dropout
         self.lr, self.weight_decay, self.betas = lr, weight_decay, tuple(betas)
@@ -315,7 +328,11 @@ class TraceSFT(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Notes what the trained weights sit on."""
-        checkpoint["trace_memory"] = {"base_hash": self.base_hash, "tokenizer": self.tokens.fingerprint()}
+        checkpoint["trace_memory"] = {
+            "base_hash": self.base_hash,
+            "tokenizer": self.tokens.fingerprint(),
+            "adapter": self.adapter,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """ValueError where the checkpoint's adapter sits on another base or speaks another vocabulary."""
@@ -326,6 +343,13 @@ class TraceSFT(LightningModule):
                     f"the checkpoint belongs to another {key.replace('_hash', ' model')} ({str(noted.get(key))[:12]}…) "
                     f"than this run ({str(mine)[:12]}…): resume with the run's own config.yaml"
                 )
+        # Stage 3 continues the adapter of stage 2 on the same base: only how it was begun tells them apart.
+        fitting = self._trainer is not None and self._trainer.state.fn == "fit"
+        if fitting and noted.get("adapter", self.adapter) != self.adapter:
+            raise ValueError(
+                f"the checkpoint is of another stage: its model.adapter was {noted['adapter']}, this run's is "
+                f"{self.adapter}. --ckpt_path resumes a run; to start from its weights use --model.init_from"
+            )
 
     # -- what a run measures and leaves behind ------------------------------------------------------------------
 

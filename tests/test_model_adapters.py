@@ -220,6 +220,11 @@ def test_adapter_files_of_another_model_or_damaged_ones_are_named(tokens, tmp_pa
     extend_vocabulary(plain, tokens)
     with pytest.raises(ValueError, match="damaged or half-written"):
         load_adapter(plain, tmp_path / "a")
+    config = (tmp_path / "a" / "adapter_config.json").read_text()
+    (tmp_path / "a" / "adapter_config.json").write_text(config[:20])
+    with pytest.raises(ValueError, match=r"adapter_config.json.*half-written"):
+        load_adapter(plain, tmp_path / "a")
+    (tmp_path / "a" / "adapter_config.json").write_text(config)
     weights.unlink()
     with pytest.raises(FileNotFoundError, match=r"adapter_model.safetensors"):
         load_adapter(fresh(), tmp_path / "a")

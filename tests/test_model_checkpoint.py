@@ -98,6 +98,7 @@ def test_bf16_and_half_precision_exports_keep_decay_rates_fp32(tmp_path):
         ("unknown tensor", ValueError, "unknown tensor 'extra'"),
         ("other shape", ValueError, "config.json asks for"),
         ("missing shard", FileNotFoundError, "model-00002.*named by"),
+        ("cut index", ValueError, "model.safetensors.index.json.*half-written"),
     ],
 )
 def test_half_written_directories_are_named(tmp_path, damage, error, text):
@@ -113,6 +114,8 @@ def test_half_written_directories_are_named(tmp_path, damage, error, text):
         weights.unlink()
     elif damage == "cut weights":
         weights.write_bytes(weights.read_bytes()[:-64])
+    elif damage == "cut index":
+        (path / "model.safetensors.index.json").write_text('{"weight_map": {"a"')
     elif damage == "missing shard":
         index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
         (path / "model.safetensors.index.json").write_text(json.dumps(index))

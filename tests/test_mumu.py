@@ -307,7 +307,12 @@ class TestReader:
             ("turns.0.traces.0.sub_question", "", "'turns[0].traces[0].sub_question' is empty"),
             ("turns.0.traces.0.deps", [1], "'turns[0].traces[0].deps' must name distinct earlier traces"),
             ("turns.0.traces.0.deps", ["1"], "'turns[0].traces[0].deps[0]' must be int, got str"),
-            ("turns.0.traces.0.sub_question", "who is [A9]", "the sub-question refers to [9]"),
+            ("turns.0.traces.0.sub_question", "who is [A9]", "the sub-question refers to [A9]"),
+            (
+                "turns.0.traces.0.sub_question",
+                f"who is [A{'9' * 5000}]",
+                "the sub-question refers to [A999999999]",
+            ),
             ("turns.0.traces.0.source", ["x"], "'turns[0].traces[0].source' must be [graph id, node number]"),
             ("turns.0.traces.0.keywords", ..., "'turns[0].traces[0].keywords' is missing"),
             ("turns.0.ambiguous", 0, "'turns[0].ambiguous' must be bool"),

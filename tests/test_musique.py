@@ -128,6 +128,9 @@ def test_malformed_records_name_file_line_and_field(tmp_path, record, path, valu
         (b'{"id": \n', "line 1: not valid JSON"),
         (b"[1]\n", "line 1: expected a JSON object"),
         (b'\n{"id": "\xff"}\n', "line 2: not UTF-8"),
+        (b"\n" + b"[" * 100_000, "line 2: not a record"),
+        (b'{"id": ' + b"9" * 10_000 + b"}", "line 1: not a record"),
+        (b'{"id": "\\udc00"}', "line 1: a string holds half a surrogate pair"),
     ],
 )
 def test_broken_lines_name_file_and_line(tmp_path, content, message):
@@ -135,6 +138,17 @@ def test_broken_lines_name_file_and_line(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"broken\.jsonl, {message}"):
         load_graphs([path])
+
+
+def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path, record):
+    path = tmp_path / "windows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({**record, "question": "\U0001f600?"}).encode() + b"\r\n")
+    graphs, _ = load_graphs([path])
+    assert graphs[0].question == "\U0001f600?"
+
+
+def test_a_number_of_thousands_of_digits_is_no_reference():
+    assert clean_text("who is #" + "9" * 5000, 2) == "who is No. " + "9" * 5000
 
 
 def test_missing_file(tmp_path):

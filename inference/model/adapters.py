@@ -107,7 +107,12 @@ def load_adapter(
             raise FileNotFoundError(
                 f"{directory / name}: missing, so this is not a (complete) adapter directory"
             )
-    config = json.loads((directory / "adapter_config.json").read_text())
+    try:
+        config = json.loads((directory / "adapter_config.json").read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{directory / 'adapter_config.json'}: not valid JSON ({error}); the adapter is half-written"
+        ) from error
     missing = [key for key in ("r", "lora_alpha", "lora_dropout", "target_modules") if key not in config]
     if missing:
         raise ValueError(f"{directory / 'adapter_config.json'}: key {missing[0]!r} is missing")

@@ -128,7 +128,12 @@ def _require_weights(path: Path) -> list[Path]:
     """The safetensors files of a directory, all shards checked to be there."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{index}: no index of shards ({error!r}); the directory is half-written"
+            ) from error
         missing = [shard for shard in shards if not (path / shard).is_file()]
         if missing:
             raise FileNotFoundError(
