@@ -16,6 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -123,6 +124,13 @@ class TraceCLI(LightningCLI):
         """Points checkpoints into the run directory."""
         command = self.config.subcommand
         options = self.config[command]
+        # jsonargparse hides what a strategy says of itself, so this is asked before one is made.
+        strategy = getattr(options["trainer"]["strategy"], "class_path", "")
+        if strategy == "lightning_modules.zero2.Zero2Strategy" and find_spec("deepspeed") is None:
+            raise UsageError(
+                "trainer.strategy is DeepSpeed ZeRO-2, and deepspeed is not installed: "
+                "pip install -c constraints.txt -e '.[train,gpu]', or train without it: --trainer.strategy ddp"
+            )
         self.run = self._run_directory(command)
         options["checkpoint"]["directory"] = str(self.run / "checkpoints")
         if options.get("weights_only") is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,18 @@ def print_report(run: Path, metrics: dict[str, Any], trainer: Trainer) -> None:
     )
     console.print("  tensorboard/, export/ (adapter/ and merged/, a stock Hugging Face directory)")
     console.print("next:")
-    console.print(f"  tensorboard --logdir {run}")
+    console.print(f"  {_bin()}tensorboard --logdir {run}")
     if run.name in NEXT_STAGE:
-        console.print(f"  python -m lightning_modules.cli fit --config {NEXT_STAGE[run.name]}.yaml")
+        console.print(f"  {_bin()}python -m lightning_modules.cli fit --config {NEXT_STAGE[run.name]}.yaml")
+
+
+def _bin() -> str:
+    """What a command of this environment needs in front of it in the user's shell: nothing where it is activated."""
+    folder = Path(sys.prefix) / "bin"
+    found = shutil.which("python")
+    if sys.prefix == sys.base_prefix or (found is not None and Path(found).parent == folder):
+        return ""
+    return f"{folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder}/"
 
 
 def _order(metrics: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -437,3 +438,21 @@ def test_a_run_never_leaves_its_folder(name: str) -> None:
     with pytest.raises(ValueError, match="--name"):
         run_directory(name)
     assert run_directory("stage2-try.3") == Path("runs/stage2-try.3")
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_a_strategy_that_is_not_installed_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mumu").mkdir()
+    arguments = [
+        "fit",
+        "--config",
+        "stage1.yaml",
+        "--config",
+        "h100x4/stage1.yaml",
+        "--data.path",
+        str(tmp_path / "mumu"),
+    ]
+    assert cli.main(arguments) == 2
+    assert "deepspeed is not installed: pip install -c constraints.txt" in capsys.readouterr().err
