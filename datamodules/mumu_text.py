@@ -305,7 +305,7 @@ def lower_first(text: str) -> str:
 
 
 _CARRIERS_COLON = ("I would like to know {aux}, and also: {q}", "First find {aux}. Then tell me: {q}")
-_CARRIERS = (
+CARRIERS = (
     "Besides asking about {aux}, {q}",
     "In addition to {aux}, {q}",
     "Apart from {aux}, {q}",
@@ -328,4 +328,4 @@ def carrier_question(aux: str, question: str, key: str) -> str:
     question = without_opener(question)
     if _REQUEST.match(question):
         return pick(_CARRIERS_COLON, key).format(aux=aux, q=question)
-    return pick(_CARRIERS, key).format(aux=aux, q=lower_first(question))
+    return pick(CARRIERS, key).format(aux=aux, q=lower_first(question))

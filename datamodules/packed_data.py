@@ -72,8 +72,7 @@ class PackedData(LightningDataModule):
 
     def held_out_turns(self, n: int) -> list[list[PlannedTurn]]:
         """`n` development dialogues spread evenly over the file, always the same ones."""
-        n = min(n, len(self.dev_turns))
-        return [self.dev_turns[i * len(self.dev_turns) // n] for i in range(n)]
+        return spread(self.dev_turns, n)
 
     @property
     def _accumulate(self) -> int:
@@ -86,6 +85,13 @@ class PackedData(LightningDataModule):
             "world": trainer.world_size if trainer else 1,
             "max_row_tokens": self.max_row_tokens,
         }
+
+
+def spread(items: list, limit: int | None) -> list:
+    """At most `limit` items, evenly spaced, so that every part of a file is represented."""
+    if limit is None or limit >= len(items):
+        return items
+    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def check_positive(**settings: int | None) -> None:

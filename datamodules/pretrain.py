@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from datamodules.packed_data import PackedData, PlannedTurn, describe, log
+from datamodules.packed_data import PackedData, PlannedTurn, describe, log, spread
 from datamodules.packing import Document
 from datamodules.tokenizer import train_tokenizer, world_corpus
-from datamodules.traces import planned_turns, read_split, spread
+from datamodules.traces import planned_turns, read_split
 from datamodules.world import GENERATOR_VERSION, build_world, default_world, memory_home, world_text
 from inference.tokens import PlanTokenizer
 from inference.traces import TracePlan, sanitise_query

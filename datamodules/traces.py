@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.mumu import Dialogue, load_dialogues
-from datamodules.packed_data import PackedData, PlannedTurn, check_positive, describe, log
+from datamodules.packed_data import PackedData, PlannedTurn, check_positive, describe, log, spread
 from datamodules.packing import Document
 from inference.tokens import PlanTokenizer
 from inference.traces import TraceDraft, TracePlan
@@ -198,8 +198,9 @@ def encode_dialogue(
         if len(ids) + len(query) + len(plan) > max_length or (node_limit is not None and nodes > node_limit):
             break
         ids += query + plan
-        weights += [loss_on_query] * len(query) + [1.0 if loss else loss_on_trace_id for loss in carries]
-        plan_tokens += sum(carries)
+        in_plan = [1.0 if loss else loss_on_trace_id for loss in carries]
+        weights += [loss_on_query] * len(query) + in_plan
+        plan_tokens += sum(weight > 0 for weight in in_plan)
         kept += 1
     return (Document.of(ids, weights, plan_tokens) if kept else None), kept
 
@@ -210,13 +211,6 @@ def draw_replay(short: Sequence[Dialogue], n_long: int, fraction: float, seed: i
     if wanted > len(short):
         log.warning("replay wants %d dialogues, short/train holds %d: all are replayed", wanted, len(short))
     return random.Random(seed).sample(list(short), min(wanted, len(short)))
-
-
-def spread(items: list, limit: int | None) -> list:
-    """At most `limit` items, evenly spaced, so that every part of a file is represented."""
-    if limit is None or limit >= len(items):
-        return items
-    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def _default_world() -> Path:

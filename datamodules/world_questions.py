@@ -120,10 +120,6 @@ class QuestionMaker:
             for entity in (fact.object, *fact.subjects[1:]):
                 self._mentions.setdefault(entity.id, []).append(fact.paragraph)
 
-    @property
-    def sids_used(self) -> int:
-        return len(self._sids)
-
     def records(self, count: int) -> Iterator[dict]:
         """Yield `count` records. ValueError when the world is too small to give that many."""
         shapes, weights = list(_SHAPE_WEIGHTS), list(_SHAPE_WEIGHTS.values())

@@ -41,7 +41,9 @@ from inference.model import (
     merge_adapter,
     save_adapter,
 )
+from inference.model.vocabulary import padded_size
 from inference.tokens import PlanTokenizer
+from inference.traces import STRUCTURAL_TOKENS
 from lightning_modules.losses import chunked_token_nll, linear_warmup_decay, window_loss
 from lightning_modules.metrics import TokenLoss, gather_pairs, plan_pairs, write_plans
 from lightning_modules.runs import Start, resolve_start
@@ -135,7 +137,6 @@ class TraceSFT(LightningModule):
         self.model: nn.Module | None = None
         self.base_hash: str | None = None
         self.validation_loss = TokenLoss()
-        self.plan_loss = TokenLoss()
         self._tokens: PlanTokenizer | None = None
         self._window_loss: Tensor | float = 0.0
         # Frozen weights are not in a checkpoint, so loading one finds them missing; on_load_checkpoint checks the rest.
@@ -196,7 +197,7 @@ class TraceSFT(LightningModule):
     def _new_config(self) -> TraceMambaConfig:
         settings = dict(self.architecture or {})
         if settings.get("vocab_size") is None:  # room for the structural tokens, a multiple of 16
-            settings["vocab_size"] = -(-(self.tokens.n_tokens + 7) // 16) * 16
+            settings["vocab_size"] = padded_size(self.tokens.n_tokens + len(STRUCTURAL_TOKENS))
         if "num_heads" not in settings:
             settings["num_heads"] = (
                 settings["hidden_size"] * settings.get("expand", 2) // settings["head_dim"]
@@ -263,16 +264,12 @@ class TraceSFT(LightningModule):
 
     def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
         """Adds the batch to the development loss."""
-        nll = self.token_nll(batch)
-        self.validation_loss.update(nll, batch.weights_T)
-        self.plan_loss.update(nll, (batch.weights_T == 1).float())
+        self.validation_loss.update(self.token_nll(batch), batch.weights_T)
 
     def on_validation_epoch_end(self) -> None:
         """Logs sum(nll) / tokens over the development set, over all processes."""
         self.log("val/loss", self.validation_loss.compute(), prog_bar=True)
-        self.log("val/plan_loss", self.plan_loss.compute())
         self.validation_loss.reset()
-        self.plan_loss.reset()
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW over what trains, with the schedule of B.3 over an explicit number of steps."""

@@ -31,7 +31,8 @@ from datamodules.packing import Document, PackedBatch, pack
 from datamodules.traces import encode_dialogue, planned_turns, read_split
 from datamodules.world import default_world
 from inference.exports import ASSETS, load_tokens
-from inference.model import TraceMambaConfig, TraceMambaForCausalLM
+from inference.model import TraceMambaConfig, TraceMambaForCausalLM, mamba
+from inference.model.vocabulary import padded_size
 from lightning_modules.cli import CONFIGS
 from lightning_modules.losses import token_nll
 
@@ -124,11 +125,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--chunk", type=int, default=mamba.CPU_CHUNK, help="tokens of a chunk of our scan")
+    parser.add_argument(
+        "--peer-chunk", type=int, default=PEER_CHUNK, help="tokens of a chunk of the peer's scan"
+    )
     parser.add_argument(
         "--profile", action="store_true", help="print where the time goes instead of comparing"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    mamba.CPU_CHUNK = options.chunk
     hf_logging.set_verbosity_error()
     tokens = load_tokens(ASSETS / "mamba2-tiny").extend()
     dialogues = read_split(default_world(), "short", "train")[: options.dialogues]
@@ -142,9 +148,9 @@ def main() -> None:
     share = real / sum(p[0].numel() for p in pads)
 
     torch.manual_seed(42)
-    arguments = settings(-(-tokens.n_tokens // 16) * 16)
-    peer = Mamba2ForCausalLM(Mamba2Config(**{**arguments, "chunk_size": PEER_CHUNK})).train()
-    ours = TraceMambaForCausalLM(TraceMambaConfig(**arguments)).train()
+    arguments = settings(padded_size(tokens.n_tokens))
+    peer = Mamba2ForCausalLM(Mamba2Config(**{**arguments, "chunk_size": options.peer_chunk})).train()
+    ours = TraceMambaForCausalLM(TraceMambaConfig(**{**arguments, "chunk_size": options.chunk})).train()
     ours.load_state_dict(peer.state_dict())
     with torch.no_grad():  # fp32, so that a difference would be a mistake and not rounding
         a, b = packed_step(ours, rows[0]).item(), peer_step(peer, pads[0]).item()

@@ -4,6 +4,8 @@ The environment is set before torch and transformers are imported, so it also re
 """
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +50,47 @@ def shared_data() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip("no benchmark files in ../shared/data")
     return SHARED / "data"
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory of the test's own, and a command line that is not pytest's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cli"])
+
+
+@pytest.fixture(scope="session")
+def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A world directory of 400 training and 120 development questions, seed 42. Tests only read it."""
+    from datamodules.world import build_world
+
+    out = tmp_path_factory.mktemp("world") / "w"
+    build_world(out, 42, 400, 120, paragraphs=False)
+    return out
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, by the real command in a process of its own; the output lies beside it. Tests only read it."""
+    from tests.cli_tools import FAST
+    from tests.tiny_training import fit_arguments
+
+    folder = tmp_path_factory.mktemp("done")
+    options = {
+        **FAST,
+        "model.plan_metrics_dialogues": 2,
+        "model.max_new_tokens": 40,
+        "trainer.callbacks": None,
+    }
+    arguments = fit_arguments(**options)
+    result = subprocess.run(
+        [sys.executable, "-m", "lightning_modules.cli", *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    (folder / "stdout").write_text(result.stdout)
+    (folder / "stderr").write_text(result.stderr)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,13 +1,8 @@
-"""The command line: run directories, YAML lookup, what wins over what, and errors a user can act on."""
+"""The command line: what a run leaves and prints, run directories, YAML lookup, what wins over what."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +13,19 @@ from safetensors.torch import load_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from callbacks.run_record import read_metrics
-from lightning_modules import cli, ship
-from lightning_modules.runs import claim, run_directory
-from tests.tiny_training import REPOSITORY, fit_arguments, run_forked, scalars, tiny
+from lightning_modules import cli
+from lightning_modules.runs import claim
+from tests.cli_tools import FAST, fails, yaml_file
+from tests.tiny_training import fit_arguments, run_forked, scalars, tiny
 
-FAST: dict[str, Any] = {"data.limit_train": 8, "data.batch_size": 4}
-
-
-@pytest.fixture(autouse=True)
-def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cli"])
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, by the real command in a process of its own; the output lies beside it."""
-    folder = tmp_path_factory.mktemp("done")
-    options = {
-        **FAST,
-        "model.plan_metrics_dialogues": 2,
-        "model.max_new_tokens": 40,
-        "trainer.callbacks": None,
-    }
-    arguments = fit_arguments(**options)
-    result = subprocess.run(
-        [sys.executable, "-m", "lightning_modules.cli", *arguments],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    (folder / "stdout").write_text(result.stdout)
-    (folder / "stderr").write_text(result.stderr)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that a failing command prints."""
-    assert cli.main([str(a) for a in arguments]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1, err
-    return err.removeprefix("error: ").strip()
-
-
-def yaml_file(name: str, text: str) -> str:
-    Path(name).write_text(text)
-    return name
+pytestmark = pytest.mark.usefixtures("in_tmp")
 
 
 # -- a whole run ----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_run_leaves(done: Path) -> None:
-    run = done / "runs/stage2"
+def test_what_a_run_leaves(finished_run: Path) -> None:
+    run = finished_run / "runs/stage2"
     for name in ("config.yaml", "metrics.json", "checkpoints/last.ckpt", "checkpoints/best.ckpt", "export/base.json",
                  "export/adapter/adapter_model.safetensors", "export/merged/config.json"):  # fmt: skip
         assert (run / name).is_file(), name
@@ -85,32 +41,32 @@ def test_what_a_run_leaves(done: Path) -> None:
     assert events.Tags()["images"] and events.Tags()["tensors"], "a DAG picture and the plans as text"
 
 
-def test_what_a_run_prints(done: Path) -> None:
+def test_what_a_run_prints(finished_run: Path) -> None:
     """The table, where things are, what to type next; no library chatter, nothing on stderr."""
-    out = (done / "stdout").read_text()
+    out = (finished_run / "stdout").read_text()
     for piece in ("starting from", "plan_exact_match", "before", "after", "runs/stage2/", "next:",
                   "tensorboard --logdir", "fit --config stage3.yaml", "train/loss", "val/loss"):  # fmt: skip
         assert piece in out, piece
     assert len(out.splitlines()) < 60
-    assert (done / "stderr").read_text() == ""
+    assert (finished_run / "stderr").read_text() == ""
 
 
-def test_config_yaml_repeats_the_run(done: Path, tmp_path: Path) -> None:
+def test_config_yaml_repeats_the_run(finished_run: Path, tmp_path: Path) -> None:
     """The resolved YAML alone makes the same run again."""
-    config = done / "runs/stage2/config.yaml"
+    config = finished_run / "runs/stage2/config.yaml"
     assert yaml.safe_load(config.read_text())["model"]["init_args"]["rank"] == 8
     assert run_forked(["fit", "--config", str(config)], tmp_path) == 0
     again = tmp_path / "runs/stage2"
-    assert (again / "metrics.json").read_bytes() == (done / "runs/stage2/metrics.json").read_bytes()
+    assert (again / "metrics.json").read_bytes() == (finished_run / "runs/stage2/metrics.json").read_bytes()
 
 
-def test_validate_measures_a_checkpoint(done: Path, tmp_path: Path) -> None:
+def test_validate_measures_a_checkpoint(finished_run: Path, tmp_path: Path) -> None:
     arguments = fit_arguments(**FAST)
     arguments[0] = "validate"
-    arguments += ["--ckpt_path", str(done / "runs/stage2/checkpoints/best.ckpt")]
+    arguments += ["--ckpt_path", str(finished_run / "runs/stage2/checkpoints/best.ckpt")]
     assert run_forked(arguments, tmp_path) == 0
     metrics = read_metrics(tmp_path / "runs/validate-stage2")
-    best = torch.load(done / "runs/stage2/checkpoints/best.ckpt", weights_only=True)
+    best = torch.load(finished_run / "runs/stage2/checkpoints/best.ckpt", weights_only=True)
     score = next(v["best_score"] for k, v in best["callbacks"].items() if k.startswith("RunCheckpoints"))
     assert metrics["val_loss"]["value"] == pytest.approx(score, rel=1e-6)
 
@@ -159,15 +115,15 @@ def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
 
 
 def test_a_used_directory_is_refused(
-    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(done)
-    before = (done / "runs/stage2/config.yaml").read_bytes()
+    monkeypatch.chdir(finished_run)
+    before = (finished_run / "runs/stage2/config.yaml").read_bytes()
     line = fails(capsys, *fit_arguments(**FAST))
     assert (
         line.startswith("runs/stage2 already holds a run") and "--ckpt_path" in line and "--overwrite" in line
     )
-    assert (done / "runs/stage2/config.yaml").read_bytes() == before
+    assert (finished_run / "runs/stage2/config.yaml").read_bytes() == before
 
 
 def test_overwrite_removes_what_a_run_wrote_and_no_more(tmp_path: Path) -> None:
@@ -232,227 +188,3 @@ def test_before_metrics_survive_a_resume(tmp_path: Path) -> None:
     assert run_forked([*fit_arguments(**options), "--ckpt_path", "last"], tmp_path) == 0
     after = read_metrics(tmp_path / "runs/a")
     assert after["before/val_loss"] == before and after["after/val_loss"]["value"] < before["value"]
-
-
-# -- errors ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("model:\n  init_args:\n    lrr: 3\n", "bad.yaml, line 3: unknown key model.init_args.lrr (did you mean lr?)"),
-        ("data:\n  init_args:\n    stages: 3\n",
-         "bad.yaml, line 3: unknown key data.init_args.stages (did you mean stage?)"),
-        ("modell:\n  init_args:\n    lr: 3\n", "bad.yaml, line 1: unknown key modell (did you mean model?)"),
-        ("trainer:\n  max_epoch: 3\n", "bad.yaml, line 2: unknown key trainer.max_epoch (did you mean max_epochs?)"),
-        ("checkpoint:\n  every: 3\n", "bad.yaml, line 2: unknown key checkpoint.every"),
-        ("model:\n  init_args:\n    lr: fast\n", "bad.yaml, line 3: model.init_args.lr is 'fast', expected float"),
-        ("a: b\n c: [\n", "bad.yaml, line 2: not valid YAML"),
-        ("- a\n", "bad.yaml, line 1: the file must hold `key: value` lines"),
-        (
-            "trainer:\n  callbacks:\n    - class_path: callbacks.plan_samples.PlanSamples\n"
-            "      init_args:\n        many: 1\n",
-            "bad.yaml, line 5: unknown key trainer.callbacks.init_args.many",
-        ),
-        ("model:\n  class_path: lightning_modules.trace_sft.Nope\n", "bad.yaml, line 2: class_path lightning_modules"),
-        ("model:\n  class_path: torch.nn.Linear\n", "bad.yaml, line 1: model: class_path torch.nn.Linear is no Lightn"),
-        ("data:\n  init_args:\n    limit_dev: few\n", "bad.yaml, line 3: data.init_args.limit_dev has a value of the "
-         "wrong type, expected one of int, null"),
-        ("", "bad.yaml: holds no settings"),
-        ("trainer:\n", "bad.yaml, line 1: trainer must hold `key: value` lines"),
-        ("model: 3\n", "bad.yaml, line 1: model must hold `key: value` lines"),
-        ("data:\n  init_args:\n    stage: 2\n    stage: 3\n", "bad.yaml, line 4: key stage stands here a second time"),
-        ("1: 2\n", "bad.yaml, line 1: a key must be a name"),
-        ("a: &a [*a]\n", "bad.yaml, line 1: the alias of this node stands inside it"),
-        ("a: !!python/name:os.system\n", "bad.yaml, line 1: not valid YAML (could not determine a constructor"),
-        ("seed_everything: -1\n", "seed_everything is -1: it must be from 0"),
-    ],
-)  # fmt: skip
-def test_yaml_errors_name_file_line_and_key(
-    text: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = fails(capsys, "fit", "--config", "stage2.yaml", "--config", yaml_file("bad.yaml", text))
-    assert line.startswith(expected)
-    assert not Path("runs").exists()
-
-
-def test_command_line_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fails(capsys, "fit", "--config", "none.yaml").startswith(
-        "--config none.yaml: no such file here or in"
-    )
-    assert (
-        fails(capsys, "fit", "--config", "stage2.yaml", "--lrr", "3")
-        == "the command line: unknown option --lrr"
-    )
-    assert fails(capsys, "fit", "--config", "stage2.yaml", "--model.lrr=3").startswith(
-        "the command line: unknown key --model.lrr"
-    )
-    assert "'fitt'" in fails(capsys, "fitt", "--config", "stage2.yaml")
-    assert "gone.ckpt does not exist" in fails(capsys, *fit_arguments(), "--ckpt_path", "gone.ckpt")
-    assert fails(capsys, "--config", "stage2.yaml", "fit").startswith("the command stands first: {fit,")
-    assert fails(capsys, "fit").endswith("name a recipe, such as --config stage2.yaml")
-    assert fails(capsys, "fit", "--config", "stage2.yaml", "x") == "the command line: unknown argument x"
-    Path("bad.yaml").write_bytes(b"\xff\xfe")
-    assert "bad.yaml: not UTF-8" in fails(capsys, "fit", "--config", "bad.yaml")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("model.rank", 0), ("model.lr", -1), ("model.dropout", 1), ("model.betas", "[2,3]"), ("model.chunk_size", 0),
-     ("model.weight_decay", -1), ("model.max_new_tokens", 0), ("model.plan_metrics_dialogues", -1),
-     ("data.batch_size", 0), ("data.limit_train", -1), ("data.max_row_tokens", 0), ("data.replay_fraction", -1),
-     ("trainer.accumulate_grad_batches", 0)],
-)  # fmt: skip
-def test_numbers_out_of_range_are_named(key: str, value: object, capsys: pytest.CaptureFixture[str]) -> None:
-    line = fails(capsys, *fit_arguments(**{key: value}))
-    assert line.startswith(f"{key} is ") and "it must be" in line
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize("text", ["[]", '{"base"', '{"base": 3, %s}', '{"base": {"name": "x"}, %s}'])
-def test_a_damaged_base_json_is_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("export").mkdir()
-    Path("export/base.json").write_text(text.replace("%s", '"schema": "export/1", "template": "1"'))
-    assert "export/base.json" in fails(capsys, *fit_arguments(**{"model.init_from": "export"}))
-
-
-@pytest.mark.parametrize("command", ["test", "predict"])
-def test_commands_the_module_lacks(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [command, *fit_arguments()[1:]]
-    assert fails(capsys, *arguments) == f"TraceSFT has no {command}: use validate, or fit"
-    assert not Path("runs").exists()
-
-
-def test_ctrl_c_says_how_to_go_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            sys.exit(1)
-
-    monkeypatch.setattr(cli.LightningCLI, "_run_subcommand", interrupted)
-    with pytest.raises(SystemExit):
-        cli.main(fit_arguments())
-    assert "interrupted: there is no checkpoint to resume yet" in capsys.readouterr().err
-
-
-def test_shipping_never_loses_an_asset(
-    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What cannot be shipped leaves the assets as they were; `.` inside a run means that run."""
-    assets = tmp_path / "assets"
-    (assets / "stage2").mkdir(parents=True)
-    (assets / "stage2/README.md").write_text("old")
-    monkeypatch.setattr(ship, "ASSETS", assets)
-    shutil.copytree(done / "runs/stage2", "runs/stage2")
-    Path("runs/stage2/metrics.json").rename("metrics.json")
-    monkeypatch.chdir("runs/stage2")
-    assert ship.main(["."]) == 2 and "metrics.json does not exist" in capsys.readouterr().err
-    assert (assets / "stage2/README.md").read_text() == "old"
-    (tmp_path / "metrics.json").rename("metrics.json")
-    assert ship.main(["."]) == 0
-    assert sorted(path.name for path in assets.iterdir()) == ["stage2"]
-    assert (assets / "stage2/README.md").read_text().startswith("# stage2")
-    assert (assets / "stage2/adapter/adapter_model.safetensors").is_file()
-
-
-def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    line = fails(capsys, *fit_arguments(trainer__accelerator="nonsense"))
-    assert line.startswith("trainer.accelerator, trainer.devices: ") and "nonsense" in line
-
-
-def test_only_a_checkpoint_of_this_stage_resumes(
-    done: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    last = done / "runs/stage2/checkpoints/last.ckpt"
-    Path("empty.ckpt").write_bytes(b"")
-    Path("half.ckpt").write_bytes(last.read_bytes()[:5000])
-    torch.save({"a": 1}, "foreign.ckpt")
-    for path, expected in (("empty.ckpt", "no checkpoint, damaged"), ("half.ckpt", "no checkpoint, damaged"),
-                           ("foreign.ckpt", "not a checkpoint of a run"), (".", "is a directory"),
-                           ("", "does not exist")):  # fmt: skip
-        assert expected in fails(capsys, *fit_arguments(), "--ckpt_path", path)
-    assert not Path("runs").exists()
-    # Stage 3 on the same base continues the same weights, so nothing but the record tells the stages apart.
-    start = done / "runs/stage2"
-    arguments = fit_arguments("stage3.yaml", **{**FAST, "model.init_from": start})
-    assert "of another stage" in fails(capsys, *arguments, "--ckpt_path", last)
-
-
-def test_missing_start_and_data(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fails(capsys, *fit_arguments(**{"model.init_from": "gone"})).startswith(
-        "model.init_from gone does not exist"
-    )
-    assert fails(capsys, *fit_arguments(**{"data.path": "gone"})).startswith(
-        "data.path gone is not a directory"
-    )
-    assert "stage1/train.jsonl" in (
-        line := fails(capsys, *fit_arguments("stage1.yaml", **{"data.path": "."}))
-    ) or ("stage1/dev.jsonl does not exist" in line)
-
-
-def test_half_written_model_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    shutil.copytree(tiny().base, "half")
-    size = Path("half/model.safetensors").stat().st_size
-    os.truncate("half/model.safetensors", size // 2)
-    assert "half/model.safetensors" in fails(capsys, *fit_arguments(**{"model.init_from": "half"}))
-    Path("half/tokenizer.json").unlink()
-    assert "half/tokenizer.json does not exist" in fails(
-        capsys, *fit_arguments(**{"model.init_from": "half"})
-    )
-
-
-def test_malformed_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    shutil.copytree(tiny().world / "short", "mumu/short")
-    lines = Path("mumu/short/train.jsonl").read_text().splitlines()
-    record = json.loads(lines[2])
-    del record["turns"][0]["traces"][0]["keywords"]
-    lines[2] = json.dumps(record)
-    Path("mumu/short/train.jsonl").write_text("\n".join(lines))
-    line = fails(capsys, *fit_arguments(**{"data.path": "mumu"}))
-    assert (
-        "mumu/short/train.jsonl" in line and "line 3" in line.replace(":3", " line 3") and "keywords" in line
-    )
-
-
-def test_a_bug_keeps_its_traceback() -> None:
-    """Only messages this project raises for users lose the traceback; what a library raises keeps it."""
-    try:
-        torch.zeros(2).view(3)
-    except RuntimeError as error:
-        assert cli.users_mistake(error) is None
-    try:
-        json.loads("{")
-    except ValueError as error:
-        assert cli.users_mistake(error) is None
-    try:
-        cli.find_config("none.yaml")
-    except FileNotFoundError as error:
-        assert cli.users_mistake(error) is not None
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "../x", "a/../../x", "/tmp/x", ".hidden", "x\ny"])
-def test_a_run_never_leaves_its_folder(name: str) -> None:
-    with pytest.raises(ValueError, match="--name"):
-        run_directory(name)
-    assert run_directory("stage2-try.3") == Path("runs/stage2-try.3")
-
-
-@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
-def test_a_strategy_that_is_not_installed_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "mumu").mkdir()
-    arguments = [
-        "fit",
-        "--config",
-        "stage1.yaml",
-        "--config",
-        "h100x4/stage1.yaml",
-        "--data.path",
-        str(tmp_path / "mumu"),
-    ]
-    assert cli.main(arguments) == 2
-    assert "deepspeed is not installed: pip install -c constraints.txt" in capsys.readouterr().err

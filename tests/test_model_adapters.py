@@ -15,7 +15,6 @@ from inference.model import (
     TraceMambaConfig,
     TraceMambaForCausalLM,
     attach_adapter,
-    base_hash,
     export_merged,
     extend_vocabulary,
     load_adapter,
@@ -24,6 +23,7 @@ from inference.model import (
     save_adapter,
     trainable_parameters,
 )
+from inference.model.vocabulary import padded_size
 from inference.tokens import PlanTokenizer
 from tests.plan_tokenizers import trained
 from tests.tiny_models import logits, tiny_mamba, tiny_transformer_directory
@@ -35,7 +35,7 @@ def tokens() -> PlanTokenizer:
 
 
 def padded(tokens: PlanTokenizer) -> int:
-    return -(-tokens.n_tokens // 16) * 16
+    return padded_size(tokens.n_tokens)
 
 
 def stream(tokens: PlanTokenizer, length: int = 40) -> torch.Tensor:
@@ -122,13 +122,17 @@ def test_only_adapters_and_new_rows_train_and_each_gets_a_gradient(tokens):
             assert parameter.grad is None and torch.equal(parameter, frozen[name]), name
 
 
-def test_every_new_row_learns_from_both_sides(tokens):
-    """A row used only as input, and one used only as target, both move."""
-    model = adapted(tokens)
+def test_a_new_row_learns_as_input_and_as_output(tokens):
+    """Each side alone: an ordinary token's logit sees a row only as input, a structural one's only as output."""
     first, second = list(tokens.structural.values())[:2]
-    out = logits(model, torch.tensor([[5, first, 6]]))
-    F.cross_entropy(out[:, -1], torch.tensor([second])).backward()
-    assert (model.structural_rows.grad[:2].abs().max(1).values > 0).all()
+    model = adapted(tokens)
+    logits(model, torch.tensor([[5, first, 6]]))[0, -1, 7].backward()
+    gradient = model.structural_rows.grad.abs().amax(1)
+    assert gradient[0] > 0 and (gradient[1:] == 0).all()
+    model = adapted(tokens)
+    logits(model, torch.tensor([[5, 6]]))[0, -1, second].backward()
+    gradient = model.structural_rows.grad.abs().amax(1)
+    assert gradient[1] > 0 and gradient[0] == 0 and (gradient[2:] == 0).all()
 
 
 def test_training_mode_changes_nothing_without_dropout(tokens):
@@ -144,9 +148,7 @@ def test_training_mode_changes_nothing_without_dropout(tokens):
 
 def test_merged_and_exported_logits_are_the_adapters(tokens, tmp_path):
     model = adapted(tokens)
-    before = base_hash(model)
     train(model, tokens)
-    assert base_hash(model) == before == base_hash(tiny_mamba(padded(tokens)))
     ids = stream(tokens)
     with torch.no_grad():
         want = logits(model, ids)
@@ -208,7 +210,7 @@ def test_adapter_files_of_another_model_or_damaged_ones_are_named(tokens, tmp_pa
         load_adapter(wider, tmp_path / "a")
     deeper = fresh(num_hidden_layers=3)
     extend_vocabulary(deeper, tokens)
-    with pytest.raises(ValueError, match="adapter of another model"):
+    with pytest.raises(ValueError, match=r"adapter_model.safetensors.*lack.*of another model"):
         load_adapter(deeper, tmp_path / "a")
     with pytest.raises(ValueError, match="extend it first"):
         load_adapter(fresh(), tmp_path / "a")

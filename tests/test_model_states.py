@@ -97,6 +97,18 @@ def test_one_token_update_is_the_scan_of_one_token():
     torch.testing.assert_close(state, final, atol=1e-6, rtol=1e-5)
 
 
+def test_one_token_update_keeps_its_precision_under_autocast():
+    args, state = scan_inputs(3, 1)
+    x, dt, A, B, C, D, bias = args
+    rest = (dt[:, 0], A, B[:, 0], C[:, 0], D, bias)
+    want = state_update(state.clone(), x[:, 0], *rest)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = state_update(state.clone(), x[:, 0], *rest)
+        scanned, _ = chunk_scan(*args, chunk_size=8, initial_states_BHPN=state)
+    assert torch.equal(got, want)
+    torch.testing.assert_close(scanned[:, 0], want, atol=1e-6, rtol=1e-5)
+
+
 def test_heads_must_share_groups_evenly():
     args, _ = scan_inputs(1, 4)
     with pytest.raises(ValueError, match="cannot share"):

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.packed_data import PlannedTurn
+from datamodules.packed_data import PlannedTurn, spread
 from datamodules.packing import Document, PackedLoader, pack
 from datamodules.pretrain import PretrainData, encode_plain, render_turn, repeat
-from datamodules.traces import TraceData, draw_replay, encode_dialogue, planned_turns, read_split, spread
+from datamodules.traces import TraceData, draw_replay, encode_dialogue, planned_turns, read_split
 from inference.traces import TraceDraft, TracePlan
 from tests.tiny_training import tiny
 
@@ -181,6 +181,11 @@ def test_dialogue_document() -> None:
     queries = len(tokens.encode_query("Who sang [A3]?")) + len(tokens.encode_query("And where?"))
     assert weighed.weight == document.weight + 0.5 * queries
     assert weighed.plan_tokens == document.plan_tokens
+    counted, _ = encode_dialogue(TURNS, tokens, 4096, loss_on_trace_id=0.25)
+    assert counted is not None
+    assert counted.weight == document.weight + 0.25 * 3  # the numbers 1, 2 and 3, a token each
+    assert counted.plan_tokens == document.plan_tokens + 3
+    assert tokens.decode(counted.ids[counted.weights == 0.25].tolist()) == "123"
 
 
 def test_cut_at_a_turn_border() -> None:

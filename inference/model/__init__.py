@@ -2,7 +2,6 @@
 
 from inference.model.adapters import (
     attach_adapter,
-    base_hash,
     load_adapter,
     merge_adapter,
     save_adapter,
@@ -10,13 +9,13 @@ from inference.model.adapters import (
 )
 from inference.model.checkpoint import export_merged, load_model
 from inference.model.mamba import TraceMambaConfig, TraceMambaForCausalLM
-from inference.model.policy import MambaPolicy, TransformerPolicy, load_policy, make_policy
+from inference.model.policy import MambaPolicy, TransformerPolicy, make_policy
 from inference.model.states import RecurrentStates
 from inference.model.transformer import TransformerGenerator
 from inference.model.vocabulary import extend_vocabulary
 
 __all__ = [
     "MambaPolicy", "RecurrentStates", "TraceMambaConfig", "TraceMambaForCausalLM", "TransformerGenerator",
-    "TransformerPolicy", "attach_adapter", "base_hash", "export_merged", "extend_vocabulary", "load_adapter",
-    "load_model", "load_policy", "make_policy", "merge_adapter", "save_adapter", "trainable_parameters",
+    "TransformerPolicy", "attach_adapter", "export_merged", "extend_vocabulary", "load_adapter",
+    "load_model", "make_policy", "merge_adapter", "save_adapter", "trainable_parameters",
 ]  # fmt: skip

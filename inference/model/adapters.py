@@ -7,17 +7,16 @@ Files of an adapter directory: ``adapter_config.json`` and ``adapter_model.safet
 ``structural_rows.safetensors`` (rows, and their token ids) where the vocabulary was extended.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
+from inference.model.tensors import check_tensors, read_tensors
 from inference.model.vocabulary import fold_structural_rows
 
 # Where LoRA goes, by model type; every other Transformer gets its attention and MLP projections.
@@ -116,24 +115,14 @@ def load_adapter(
     missing = [key for key in ("r", "lora_alpha", "lora_dropout", "target_modules") if key not in config]
     if missing:
         raise ValueError(f"{directory / 'adapter_config.json'}: key {missing[0]!r} is missing")
-    tensors = _load_tensors(directory / "adapter_model.safetensors")
+    tensors = read_tensors(directory / "adapter_model.safetensors")
     tensors = {k.removeprefix("base_model.model."): v for k, v in tensors.items()}
     attach_adapter(
         model, config["r"], config["lora_alpha"], config["lora_dropout"] if dropout is None else dropout,
         tuple(config["target_modules"]),
     )  # fmt: skip
     expected = get_peft_model_state_dict(model)
-    for key in sorted(expected.keys() ^ tensors.keys()):
-        where = "the file lacks" if key in expected else "the model has no place for"
-        raise ValueError(
-            f"{directory / 'adapter_model.safetensors'}: adapter of another model, {where} {key!r}"
-        )
-    for key, value in tensors.items():
-        if value.shape != expected[key].shape:
-            raise ValueError(
-                f"{directory / 'adapter_model.safetensors'}: {key!r} is {tuple(value.shape)}, "
-                f"this model needs {tuple(expected[key].shape)}"
-            )
+    check_tensors(tensors, expected, directory / "adapter_model.safetensors")
     set_peft_model_state_dict(model, tensors)
     _load_rows(model, directory / "structural_rows.safetensors")
     if not trainable:
@@ -146,7 +135,7 @@ def _load_rows(model: nn.Module, path: Path) -> None:
         if model.structural_rows is not None:
             raise FileNotFoundError(f"{path}: missing, but the model's vocabulary is extended")
         return
-    rows = _load_tensors(path)
+    rows = read_tensors(path)
     if model.structural_rows is None:
         raise ValueError(
             f"{path}: has structural rows, the model's vocabulary is not extended; extend it first"
@@ -159,13 +148,6 @@ def _load_rows(model: nn.Module, path: Path) -> None:
         if getattr(model, name) is not None:
             with torch.no_grad():
                 getattr(model, name).copy_(rows[name])
-
-
-def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: damaged or half-written ({error}); save it again") from error
 
 
 def merge_adapter(model: nn.Module) -> nn.Module:
@@ -185,15 +167,3 @@ def merge_adapter(model: nn.Module) -> nn.Module:
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Names and parameters that train, in order."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
-def base_hash(model: nn.Module) -> str:
-    """sha256 over names, shapes, dtypes and bytes of everything that is neither adapter nor structural row."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if "lora_" in name or name in _ROWS:
-            continue
-        name = name.replace(".base_layer.", ".")
-        digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config
 
 from inference.model.mamba import TraceMambaConfig, TraceMambaForCausalLM
+from inference.model.tensors import check_tensors, read_tensors
 from inference.model.transformer import TransformerGenerator
-
-_VOCABULARY_MULTIPLE = 16
+from inference.model.vocabulary import VOCABULARY_MULTIPLE, padded_size
 
 
 def load_model(
@@ -112,10 +112,10 @@ def _config_of_original_layout(raw: dict, file: Path) -> TraceMambaConfig:
             raise ValueError(
                 f"{file}: key {key!r} asks for an architecture other than plain Mamba-2, which is not supported"
             )
-    multiple = raw.get("pad_vocab_size_multiple", _VOCABULARY_MULTIPLE)
+    multiple = raw.get("pad_vocab_size_multiple", VOCABULARY_MULTIPLE)
     expand, head_dim = ssm.get("expand", 2), ssm.get("headdim", 64)
     return TraceMambaConfig(
-        vocab_size=-(-raw["vocab_size"] // multiple) * multiple, hidden_size=raw["d_model"],
+        vocab_size=padded_size(raw["vocab_size"], multiple), hidden_size=raw["d_model"],
         num_hidden_layers=raw["n_layer"], state_size=ssm.get("d_state", 128), expand=expand, head_dim=head_dim,
         num_heads=raw["d_model"] * expand // head_dim, n_groups=ssm.get("ngroups", 1),
         conv_kernel=ssm.get("d_conv", 4), chunk_size=ssm.get("chunk_size", 256),
@@ -154,14 +154,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             return torch.load(original, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch raises several kinds for a truncated or unsafe file
             raise ValueError(f"{original}: damaged, half-written or not plain tensors ({error})") from error
-    weights: dict[str, Tensor] = {}
-    for file in _require_weights(path):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                weights.update({key: tensors.get_tensor(key) for key in tensors.keys()})
-        except SafetensorError as error:
-            raise ValueError(f"{file}: damaged or half-written ({error}); copy it again") from error
-    return weights
+    return {key: value for file in _require_weights(path) for key, value in read_tensors(file).items()}
 
 
 def _convert_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -174,16 +167,7 @@ def _assign(model: nn.Module, weights: dict[str, Tensor], path: Path, dtype: tor
     if tied:
         weights.pop("lm_head.weight", None)
         expected.pop("lm_head.weight", None)
-    for key in sorted(expected.keys() ^ weights.keys()):
-        where = "lack" if key in expected else "have an unknown tensor"
-        raise ValueError(
-            f"{path}: the weights {where} {key!r}; the directory is half-written or of another model"
-        )
-    for key, value in weights.items():
-        if value.shape != expected[key].shape:
-            raise ValueError(
-                f"{path}: {key!r} is {tuple(value.shape)}, config.json asks for {tuple(expected[key].shape)}"
-            )
+    check_tensors(weights, expected, path)
     # A_log, D and dt_bias decide decay rates: they stay fp32, as the original implementation keeps them.
     fp32 = ("A_log", ".D", "dt_bias")
     weights = {k: v.to(torch.float32 if k.endswith(fp32) else dtype, copy=True) for k, v in weights.items()}

@@ -158,9 +158,9 @@ class TraceMambaModel(TraceMambaPreTrainedModel, Mamba2Model):
                 "seq_idx_BL": seq_idx_BL, "lengths_B": lengths_B, "backend": backend,
             }  # fmt: skip
             if self.gradient_checkpointing and self.training:
-                hidden, conv, ssm = checkpoint(block.forward, hidden, use_reentrant=False, **args)
+                hidden, conv, ssm = checkpoint(block, hidden, use_reentrant=False, **args)
             else:
-                hidden, conv, ssm = block.forward(hidden, **args)
+                hidden, conv, ssm = block(hidden, **args)
             if return_states:
                 convs.append(conv)
                 ssms.append(ssm)

@@ -6,20 +6,23 @@ Paper: CMT-RAG 3.1 (Mamba-2: the state is carried) and Table 3 (Transformer: the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from inference.model.mamba import TraceMambaForCausalLM
+from inference.model.scan import padding_mask
 from inference.model.states import RecurrentStates
 from inference.model.transformer import TransformerGenerator
 
 
-def _right_pad(rows: Sequence[Sequence[int]], device) -> tuple[Tensor, Tensor]:
+def _check_rows(rows: Sequence[Sequence[int]]) -> None:
     if any(len(row) == 0 for row in rows):
         raise ValueError("every row needs at least one new token")
+
+
+def _right_pad(rows: Sequence[Sequence[int]], device) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(row) for row in rows], device=device)
     ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
     for i, row in enumerate(rows):
@@ -48,6 +51,7 @@ class MambaPolicy:
         self, states: RecurrentStates, token_ids: Sequence[Sequence[int]]
     ) -> tuple[Tensor, RecurrentStates]:
         """Reads new tokens: (logits (B, V) after each row's last token, new states)."""
+        _check_rows(token_ids)
         ids, lengths = _right_pad(token_ids, self.device)
         ragged = ids.shape[1] > 1
         hidden, states = self.model.hidden(
@@ -74,8 +78,6 @@ class HistoryStates:
         if self.cache is None or self.cached is None:
             return HistoryStates(histories)
         return HistoryStates(histories, _select_cache(self.cache, rows), self.cached[torch.as_tensor(rows)])
-
-    gather = select
 
     @staticmethod
     def cat(parts: Sequence["HistoryStates"]) -> "HistoryStates":
@@ -114,8 +116,7 @@ class TransformerPolicy:
         """Reads new tokens: (logits (B, V) after each row's last token, new states)."""
         from transformers import DynamicCache
 
-        if any(len(new) == 0 for new in token_ids):
-            raise ValueError("every row needs at least one new token")
+        _check_rows(token_ids)
         histories = [history + list(new) for history, new in zip(states.histories, token_ids, strict=True)]
         if states.cache is None or states.cached is None:
             rows, cache = histories, DynamicCache()
@@ -125,8 +126,7 @@ class TransformerPolicy:
             rows, cache = [list(new) for new in token_ids], _select_cache(states.cache, range(len(states)))
             past = states.cached
         ids, lengths = _right_pad(rows, self.device)
-        mask = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
-        full = torch.cat([past, mask], dim=1)
+        full = torch.cat([past, padding_mask(lengths, ids.shape[1])], dim=1)
         positions = (full.long().cumsum(1) - 1).clamp(min=0)[:, past.shape[1] :]
         embedded = self.model.with_structural_inputs(ids, self.model.get_input_embeddings()(ids))
         out = self.model.model.base_model(
@@ -143,12 +143,3 @@ class TransformerPolicy:
 def make_policy(model: torch.nn.Module) -> MambaPolicy | TransformerPolicy:
     """The policy for a loaded model."""
     return MambaPolicy(model) if isinstance(model, TraceMambaForCausalLM) else TransformerPolicy(model)
-
-
-def load_policy(
-    path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> MambaPolicy | TransformerPolicy:
-    """``make_policy`` over ``load_model``."""
-    from inference.model.checkpoint import load_model
-
-    return make_policy(load_model(path, dtype, device))

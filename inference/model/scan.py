@@ -84,11 +84,12 @@ def causal_conv(
     columns = ends[:, None] + torch.arange(width - 1, device=x_BLC.device)[None, :]
     window = full.detach() if not torch.is_grad_enabled() else full
     window = window.gather(1, columns[:, :, None].expand(-1, -1, channels))
+    idx_BM = None
     if seq_idx_BL is not None:
-        # Only inputs of the row's last document belong to its window.
+        # Only inputs of the row's last document belong to its window; what came before the row is of its first.
+        idx_BM = torch.cat([seq_idx_BL[:, :1].expand(-1, width - 1), seq_idx_BL], dim=1)
         last = seq_idx_BL.gather(1, (ends - 1).clamp(min=0)[:, None])
-        idx = torch.cat([seq_idx_BL[:, :1].expand(-1, width - 1), seq_idx_BL], dim=1)
-        window = window * (idx.gather(1, columns) == last)[:, :, None]
+        window = window * (idx_BM.gather(1, columns) == last)[:, :, None]
     final_BCK = window.transpose(1, 2).float()
 
     if _use_triton(backend, x_BLC) and x_BLC.is_cuda and conv_kernel_available():
@@ -103,20 +104,20 @@ def causal_conv(
             return y.transpose(1, 2), final_BCK
 
     rows_R = same_RK = None
-    if seq_idx_BL is not None:
-        rows_R, same_RK = _document_starts(seq_idx_BL, width)
+    if idx_BM is not None:
+        rows_R, same_RK = _document_starts(idx_BM, width)
     with torch.autocast(x_BLC.device.type, enabled=False):
         return _ConvSiLU.apply(full, weight_CK, bias_C, rows_R, same_RK), final_BCK
 
 
-def _document_starts(seq_idx_BL: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Flat numbers (R,) of tokens whose window crosses a document border, and which taps they keep (R, K)."""
-    length = seq_idx_BL.shape[1]
-    idx = torch.cat([seq_idx_BL[:, :1].expand(-1, width - 1), seq_idx_BL], dim=1)
-    oldest = idx[:, :length]
-    rows_R = (oldest != seq_idx_BL).flatten().nonzero()[:, 0]
-    row, column = rows_R // length, rows_R % length
-    taps = idx[row[:, None], column[:, None] + torch.arange(width, device=idx.device)]
+def _document_starts(idx_BM: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Flat numbers (R,) of tokens whose window crosses a document border, and which taps they keep (R, K).
+
+    ``idx_BM``: document number of each of the M = K-1+L inputs.
+    """
+    length = idx_BM.shape[1] - width + 1
+    rows_R = (idx_BM[:, :length] != idx_BM[:, width - 1 :]).flatten().nonzero()[:, 0]
+    taps = idx_BM.flatten()[_border_inputs(rows_R, length, width)]
     return rows_R, taps == taps[:, -1:]
 
 
@@ -229,35 +230,11 @@ def chunk_scan(
     if lengths_B is not None:
         # softplus(-1e4) = 0: pads neither decay nor feed the state.
         dt_BLH = dt_BLH.masked_fill(~padding_mask(lengths_B, length)[:, :, None], -1e4)
-    if _use_triton(backend, x_BLHP):
-        return _triton_scan(
-            x_BLHP,
-            dt_BLH,
-            A_H,
-            B_BLGN,
-            C_BLGN,
-            D_H,
-            dt_bias_H,
-            chunk_size,
-            initial_states_BHPN,
-            seq_idx_BL,
-            dt_limit,
-        )
-
+    scan = _triton_scan if _use_triton(backend, x_BLHP) else _torch_scan
     with torch.autocast(x_BLHP.device.type, enabled=False):  # decays and states stay fp32
-        return _torch_scan(
-            x_BLHP,
-            dt_BLH,
-            A_H,
-            B_BLGN,
-            C_BLGN,
-            D_H,
-            dt_bias_H,
-            chunk_size,
-            initial_states_BHPN,
-            seq_idx_BL,
-            dt_limit,
-        )
+        return scan(
+            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, chunk_size, initial_states_BHPN, seq_idx_BL, dt_limit
+        )  # fmt: skip
 
 
 def _torch_scan(
@@ -384,7 +361,14 @@ def state_update(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     backend: str = "auto",
 ) -> Tensor:
-    """One token: updates the fp32 ``state_BHPN`` in place and returns y (B, H, P) in x's dtype."""
+    """One token of the recurrence of ``chunk_scan`` (same arguments, without the length axis).
+
+    Returns:
+        y (B, H, P) in x's dtype; ``state_BHPN`` (B, H, P, N), fp32, is updated in place.
+
+    Raises:
+        ValueError: an unknown backend.
+    """
     batch, heads, dim = x_BHP.shape
     groups, state = B_BGN.shape[1:]
     if _use_triton(backend, x_BHP) and dt_limit == (0.0, float("inf")):
@@ -400,5 +384,8 @@ def state_update(
     state_BHPN.mul_(torch.exp(dt * A_H.float())[..., None, None])
     grouped = state_BHPN.view(batch, groups, heads // groups, dim, state)
     grouped.addcmul_(u_BGHP[..., None], B_BGN.float()[:, :, None, None, :])
-    y = torch.matmul(grouped, C_BGN.float()[:, :, None, :, None]).reshape(batch, heads, dim)
+    with torch.autocast(
+        x_BHP.device.type, enabled=False
+    ):  # else the state would be read in the compute dtype
+        y = torch.matmul(grouped, C_BGN.float()[:, :, None, :, None]).reshape(batch, heads, dim)
     return (y + x_BHP.float() * D_H.float()[:, None]).to(x_BHP.dtype)

@@ -87,14 +87,6 @@ class RecurrentStates:
             torch.cat([p.conv_ESCK for p in parts], 1), torch.cat([p.ssm_ESHPN for p in parts], 1)
         )
 
-    def detach(self) -> "RecurrentStates":
-        """The same numbers outside the autograd graph."""
-        return RecurrentStates(self.conv_ESCK.detach(), self.ssm_ESHPN.detach())
-
-    def to(self, device: torch.device | str) -> "RecurrentStates":
-        """The states on another device."""
-        return RecurrentStates(self.conv_ESCK.to(device), self.ssm_ESHPN.to(device))
-
     def save(self, path: str | Path, **metadata: str) -> None:
         """Writes a safetensors file (fp32) atomically, with the given strings as metadata."""
         path = Path(path)

@@ -18,8 +18,13 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from inference.tokens import PlanTokenizer
 
-log = logging.getLogger(__name__)
-_MULTIPLE = 16
+log = logging.getLogger("trace_memory.model")
+VOCABULARY_MULTIPLE = 16
+
+
+def padded_size(tokens: int, multiple: int = VOCABULARY_MULTIPLE) -> int:
+    """Rows of a matrix for so many tokens: the next multiple."""
+    return -(-tokens // multiple) * multiple
 
 
 class StructuralVocabulary:
@@ -86,28 +91,17 @@ def extend_vocabulary(model: nn.Module, tokens: "PlanTokenizer") -> None:
         raise ValueError(
             f"mismatched tokenizer: it has {plain} tokens besides the structural ones, the model only {rows} rows"
         )
-    with torch.no_grad():
-        if trained is not None:
-            start = embedding.weight[ids].float()
-        else:
-            keep = torch.ones(rows, dtype=torch.bool, device=embedding.weight.device)
-            keep[[i for i in ids if i < rows]] = False
-            keep[tokens.n_tokens :] = False
-            start = _mean_rows(embedding.weight, keep).expand(len(ids), -1)
-        head = _untied_head(model)
-        head_start = None
-        if head is not None:
-            source = head.weight
-            mean = lambda: _mean_rows(source, keep).expand(len(ids), -1)  # noqa: E731
-            head_start = source[ids].float() if trained is not None else mean()
+    head = _untied_head(model)
+    matrices = [embedding.weight] if head is None else [embedding.weight, head.weight]
+    starts = [_first_rows(weight, ids, tokens.n_tokens, trained is not None) for weight in matrices]
     if max(ids) >= rows:
-        wanted = -(-(max(ids) + 1) // _MULTIPLE) * _MULTIPLE
+        wanted = padded_size(max(ids) + 1)
         log.warning("vocabulary is full (%d rows): grown to %d for the structural tokens", rows, wanted)
         model.resize_token_embeddings(wanted)
-    model.structural_rows = nn.Parameter(start.contiguous().clone())
-    if head_start is not None:
-        model.structural_head_rows = nn.Parameter(head_start.contiguous().clone())
-    model.structural_ids = torch.tensor(ids, device=start.device)
+    model.structural_rows = nn.Parameter(starts[0])
+    if head is not None:
+        model.structural_head_rows = nn.Parameter(starts[1])
+    model.structural_ids = torch.tensor(ids, device=starts[0].device)
 
 
 def fold_structural_rows(model: nn.Module) -> None:
@@ -124,10 +118,17 @@ def fold_structural_rows(model: nn.Module) -> None:
     model.structural_rows = model.structural_head_rows = model.structural_ids = None
 
 
-def _mean_rows(weight: Tensor, keep: Tensor) -> Tensor:
+@torch.no_grad()
+def _first_rows(weight: Tensor, ids: list[int], n_tokens: int, trained: bool) -> Tensor:
+    """(R, D) fp32: the matrix's own rows where they were trained, else the mean over every other token's row."""
+    if trained:
+        return weight[ids].float()
     if weight.device.type == "meta":
-        return torch.empty(1, weight.shape[1], device="meta")
-    return weight[keep].float().mean(0, keepdim=True)
+        return torch.empty(len(ids), weight.shape[1], device="meta")
+    plain = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
+    plain[[i for i in ids if i < len(weight)]] = False
+    plain[n_tokens:] = False
+    return weight[plain].float().mean(0).repeat(len(ids), 1)
 
 
 def _untied_head(model: nn.Module) -> nn.Linear | None:
