@@ -39,7 +39,7 @@ from datamodules.mumu_model import (
 from datamodules.mumu_operators import original
 from datamodules.mumu_relations import NodeTemplate
 from datamodules.mumu_sessions import Pool, build_sessions, build_short
-from datamodules.mumu_splits import deduplicate, purge
+from datamodules.mumu_splits import deduplicate, hold_out, purge
 from datamodules.mumu_text import Wording, annotate
 from datamodules.musique import SrcGraph, load_graphs
 
@@ -62,8 +62,10 @@ def build(
     short: int | None = None,
     long: int | None = None,
     ultra: int | None = None,
+    ultra_train: int = 0,
     short_dev: int | None = None,
     long_dev: int | None = None,
+    tune: float = 0.0,
     max_uses: int = 3,
     allow_without_paragraphs: bool = False,
     templates: Sequence[NodeTemplate] = (),
@@ -73,11 +75,12 @@ def build(
 ) -> dict[str, Any]:
     """Build a MuMu directory and return its manifest.
 
-    train, dev: MuSiQue files. short, long: dialogues of the training split, short_dev, long_dev, ultra: of the
-    development split; None takes a share of the source questions (short 32 %, long 20 %, ultra 4 %), and what
-    cannot be reached is recorded in the manifest. max_uses: dialogues of a split one source question may
-    appear in. templates, phrases: extra wordings of sub-questions and of "that <type>", tried before the
-    built-in ones. report: called with (what, done, total).
+    train, dev: MuSiQue files. short, long, ultra_train: dialogues of the training split, short_dev, long_dev, ultra: of
+    the development split (ultra-long ones are for evaluation unless asked for); None takes a share of the source
+    questions (short 32 %, long 20 %, ultra 4 %), and what cannot be reached is recorded in the manifest. tune:
+    share of the training questions held out, in whole groups, as a third split for choosing settings. max_uses:
+    dialogues of a split one source question may appear in. templates, phrases: extra wordings of sub-questions and of
+    "that <type>", tried before the built-in ones. report: called with (what, done, total).
 
     Written to a temporary directory beside `out` and renamed at the end. Raises ValueError for malformed
     sources (file, line, field), an unknown realiser or impossible sizes, FileNotFoundError for a missing
@@ -85,9 +88,8 @@ def build(
     """
     files = {"train": [Path(p) for p in train], "dev": [Path(p) for p in dev]}
     out = Path(out)
-    _check_arguments(
-        files["train"], files["dev"], realiser, max_uses, (short, long, ultra, short_dev, long_dev)
-    )
+    sizes = (short, long, ultra, ultra_train, short_dev, long_dev)
+    _check_arguments(files["train"], files["dev"], realiser, max_uses, tune, sizes)
     _check_target(out, overwrite)
     tell = report or (lambda what, done, total: None)
 
@@ -103,23 +105,29 @@ def build(
         source[split] = annotate(kept, wording)
         tell(f"read {split}", 1, 1)
     source["train"], rejected["purged/train"] = purge(source["train"], source["dev"])
+    if tune > 0:
+        source["train"], source["tune"] = hold_out(source["train"], tune, random.Random(f"{seed}/tune"))
+    for split, graphs in source.items():
+        counts["source_questions"].setdefault(split, {})["used"] = len(graphs)
     for split, paths in files.items():
-        counts["source_questions"][split]["used"] = len(source[split])
         if paths and not source[split]:
             raise ValueError(
                 f"no usable question left in {', '.join(map(str, paths))}: {_why(rejected, split)}"
             )
 
-    n_train, n_dev = len(source["train"]), len(source["dev"])
+    n_train, n_dev, n_tune = (len(source.get(split, ())) for split in ("train", "dev", "tune"))
     wanted = {
         ("short", "train"): _share(short, 0.32, n_train),
         ("short", "dev"): _share(short_dev, 0.30, n_dev),
         ("long", "train"): _share(long, 0.20, n_train),
         ("long", "dev"): _share(long_dev, 0.20, n_dev),
         ("ultra", "dev"): _share(ultra, 0.04, n_dev),
+        ("ultra", "train"): ultra_train,
     }
+    if tune > 0:
+        wanted |= {("short", "tune"): round(0.30 * n_tune), ("long", "tune"): round(0.20 * n_tune)}
     built: dict[tuple[str, str], list[Dialogue]] = {}
-    for split in ("train", "dev"):
+    for split in source:
         built["stage1", split] = [
             _dialogue("stage1", split, n, [original(graph)], seed) for n, graph in enumerate(source[split])
         ]
@@ -136,6 +144,7 @@ def build(
         "seed": seed,
         "realiser": realiser,
         "max_uses": max_uses,
+        "tune": tune,
         "allow_without_paragraphs": allow_without_paragraphs,
         "sources": {
             split: [{"file": path.name, "sha256": _sha256(path)} for path in paths]
@@ -227,10 +236,14 @@ def _absent(
     built: Mapping[tuple[str, str], list[Dialogue]], wanted: Mapping[tuple[str, str], int]
 ) -> dict[str, str]:
     """Why a file of the layout is missing or smaller than wanted."""
-    out = {"ultra/train": "not built: ultra-long dialogues are for evaluation only"}
+    out = {}
     for (stage, split), dialogues in built.items():
         count = wanted.get((stage, split))
-        if not dialogues:
+        if (stage, split) == ("ultra", "train") and count == 0:
+            out["ultra/train"] = (
+                "not built: ultra-long dialogues are for evaluation unless ultra_train asks for them"
+            )
+        elif not dialogues:
             out[f"{stage}/{split}"] = (
                 "absent: the source holds too few questions" if count != 0 else "not asked for"
             )
@@ -245,7 +258,12 @@ def _why(rejected: Mapping[str, Counter[str]], split: str) -> str:
 
 
 def _check_arguments(
-    train: Sequence[Path], dev: Sequence[Path], realiser: str, max_uses: int, sizes: Sequence[int | None]
+    train: Sequence[Path],
+    dev: Sequence[Path],
+    realiser: str,
+    max_uses: int,
+    tune: float,
+    sizes: Sequence[int | None],
 ) -> None:
     if realiser == "llm":
         raise ValueError("realiser 'llm' is not available in this version; use realiser 'template'")
@@ -253,6 +271,8 @@ def _check_arguments(
         raise ValueError(f"unknown realiser {realiser!r}; use 'template'")
     if not train and not dev:
         raise ValueError("no source given: name at least one MuSiQue file for train or dev")
+    if not 0 <= tune < 1:
+        raise ValueError(f"tune is {tune}: it is a share of the training questions, from 0 to below 1")
     if max_uses < 1 or any(size is not None and size < 0 for size in sizes):
         raise ValueError("sizes must be 0 or more and max_uses at least 1")
 
@@ -342,8 +362,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("short-dev", "development dialogues of 3-7 turns (default: 30 %%)"),
         ("long-dev", "development dialogues of 6-32 turns (default: 20 %%)"),
         ("ultra", "development dialogues of 33-67 turns (default: 4 %%)"),
+        ("ultra-train", "training dialogues of 33-67 turns (default: 0)"),
     ):
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=what)
+        default = 0 if name == "ultra-train" else None
+        parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=what)
+    parser.add_argument(
+        "--tune", default=0.05, type=float, metavar="SHARE",
+        help="share of the training questions held out to choose settings on (default 0.05)",
+    )  # fmt: skip
     parser.add_argument(
         "--max-uses", default=3, type=int, metavar="N", help="dialogues of a split per source question"
     )

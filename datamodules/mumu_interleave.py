@@ -8,15 +8,18 @@ Out: dialogues in which sessions alternate in blocks under an ambiguity guard, t
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from datamodules.mumu_model import Trace, Turn
 from datamodules.mumu_operators import DraftTurn, Key, Session, gids_of, traces_of
 from datamodules.mumu_relations import could_denote
 from datamodules.mumu_text import content_words, keywords
 from datamodules.musique import REFERENCE
+
+COMMON = 200  # a word of more sessions says nothing about the topic
 
 
 def interleave(sessions: Sequence[Session], rng: random.Random) -> list[tuple[int, DraftTurn]]:
@@ -133,7 +136,7 @@ def pack(
     targets: wanted numbers of turns, one per dialogue; bounds: fewest and most turns. Returns, per dialogue,
     (index of the session in `sessions`, turn). Sessions that fit nowhere are left over.
     """
-    words = [sorted({w for trace in traces_of(s) for w in content_words(trace.node.title)}) for s in sessions]
+    words = [sorted(set(_topic_words(session))) for session in sessions]
     postings: dict[str, list[int]] = defaultdict(list)
     for n, bag in enumerate(words):
         for word in bag:
@@ -170,6 +173,12 @@ def pack(
     return dialogues
 
 
+def _topic_words(session: Session) -> Iterable[str]:
+    for trace in traces_of(session):
+        yield from content_words(trace.node.title)
+        yield from content_words(trace.node.text)
+
+
 def _gather(
     seed: int,
     free: dict[int, None],
@@ -183,13 +192,17 @@ def _gather(
     sizes: Sequence[int],
     sessions: Sequence[Session],
 ) -> list[int]:
-    """The seed session and its nearest free neighbours, until `target` turns are reached."""
+    """The seed session and its nearest free neighbours, until `target` turns are reached.
+
+    Near is a large sum of inverse document frequencies of shared words of titles and sub-questions (mumu-qa 4.7).
+    """
     score: dict[int, float] = defaultdict(float)
     for word in words[seed]:
         posting = postings[word]
-        if len(posting) <= 200:
+        if len(posting) <= COMMON:
+            weight = math.log(len(sessions) / len(posting))
             for n in posting:
-                score[n] += 1.0 / len(posting)
+                score[n] += weight
     near = [
         n for n, _ in sorted(score.items(), key=lambda item: (-item[1], item[0])) if n in free and n != seed
     ]

@@ -2,11 +2,13 @@
 
 In:  annotated graphs of the training and development files. Out: the graphs kept and the counts of those
 removed, by rule. Source: CMT-RAG appendix A ("effectively identical" questions are removed; train and dev
-share no evidence). The development side is fixed first and training gives way ("dev-first purge").
+share no evidence). The development side is fixed first and training gives way ("dev-first purge"). A tuning part can be
+held out of training: whole groups of graphs that share evidence with nothing else in it.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -52,7 +54,7 @@ def purge(train: Sequence[SrcGraph], dev: Sequence[SrcGraph]) -> tuple[list[SrcG
     A hub is a bridge entity of more than 1 % of all graphs ("United States").
     """
     frequency: Counter[str] = Counter(b for graph in (*train, *dev) for b in sorted(bridges(graph)))
-    hubs = {b for b, n in frequency.items() if n > HUB_SHARE * (len(train) + len(dev)) and n > 2}
+    hubs = {b for b, n in frequency.items() if is_hub(n, len(train) + len(dev))}
     gids = {graph.gid for graph in dev}
     sids = {node.sid for graph in dev for node in graph.nodes}
     titles = {node.title for graph in dev for node in graph.nodes}
@@ -70,3 +72,56 @@ def purge(train: Sequence[SrcGraph], dev: Sequence[SrcGraph]) -> tuple[list[SrcG
         else:
             kept.append(graph)
     return kept, removed
+
+
+def groups(graphs: Sequence[SrcGraph]) -> list[list[int]]:
+    """Indices of graphs tied by a supporting title, a sub-question or a (non-hub) bridge entity, by union-find.
+
+    Ordered by their first graph.
+    """
+    frequency: Counter[str] = Counter(b for graph in graphs for b in bridges(graph))
+    parent = list(range(len(graphs)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    first: dict[tuple[str, str], int] = {}
+    for i, graph in enumerate(graphs):
+        keys = [("title", node.title) for node in graph.nodes] + [("sid", node.sid) for node in graph.nodes]
+        keys += [("bridge", b) for b in sorted(bridges(graph)) if not is_hub(frequency[b], len(graphs))]
+        for key in keys:
+            if key in first:
+                a, b = sorted((root(first[key]), root(i)))
+                parent[b] = a
+            else:
+                first[key] = i
+    tied: dict[int, list[int]] = defaultdict(list)
+    for i in range(len(graphs)):
+        tied[root(i)].append(i)
+    return [tied[i] for i in sorted(tied)]
+
+
+def is_hub(count: int, total: int) -> bool:
+    """Whether a bridge entity of so many graphs is too common to tie them ("United States")."""
+    return count > HUB_SHARE * total and count > 2
+
+
+def hold_out(
+    train: Sequence[SrcGraph], share: float, rng: random.Random
+) -> tuple[list[SrcGraph], list[SrcGraph]]:
+    """Split training graphs into (train, tuning): whole groups, drawn at random, up to `share` of the graphs.
+
+    A group larger than a quarter of what is wanted is never drawn, so a giant component stays in training.
+    """
+    wanted = share * len(train)
+    drawn: set[int] = set()
+    candidates = [group for group in groups(train) if len(group) <= max(1.0, wanted / 4)]
+    rng.shuffle(candidates)
+    for group in candidates:
+        if len(drawn) + len(group) <= wanted:
+            drawn.update(group)
+    kept = [graph for i, graph in enumerate(train) if i not in drawn]
+    return kept, [graph for i, graph in enumerate(train) if i in drawn]

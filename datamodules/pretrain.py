@@ -11,25 +11,38 @@ A turn is written as
     (2) Which label signed [A1]? / label signed [A1] / [1]
 
 All of it carries loss: the numbered lines with weight 1, questions and paragraphs with `loss_on_query`.
+
+Two things make the state learn fast what a question asks for only once in a while: which trace "that person" means.
+*Reminders* say it, after some turns of some dialogues; *drills* are the bare traces of a stretch of a long dialogue,
+each followed by three reminders, and only the number in a reminder carries loss (docs/decisions.md):
+
+    (2) Which label signed [A1]? / label signed [A1] / [1]
+    that band [A1]
+    that label [A2]
 """
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
+from datamodules.mumu import Dialogue, Trace
+from datamodules.mumu_relations import could_denote
+from datamodules.mumu_text import phrase
 from datamodules.packed_data import PackedData, PlannedTurn, describe, log, spread
 from datamodules.packing import Document
 from datamodules.tokenizer import train_tokenizer, world_corpus
-from datamodules.traces import planned_turns, read_split
+from datamodules.traces import draft, planned_turns, read_split
 from datamodules.world import GENERATOR_VERSION, build_world, default_world, memory_home, world_text
 from inference.tokens import PlanTokenizer
 from inference.traces import TracePlan, sanitise_query
 
-SPLITS = ("stage1", "short", "long")
+SPLITS = ("stage1", "short", "long", "ultra")
+KINDS = (*SPLITS, "drills", "paragraphs")
+DRILL_TRACES = (6, 40)  # fewest and most traces of a drill
 
 
 class PretrainData(PackedData):
@@ -40,8 +53,9 @@ class PretrainData(PackedData):
         seeds: worlds to read (each has its own names). The development set is that of the embedded world (seed 42),
             which shares no name with any of them.
         questions: source questions of each world.
-        mix: passes an epoch makes over each kind: `stage1`, `short`, `long` dialogues (0.5 takes every second one, 2
-            takes each twice) and `paragraphs` (of `paragraphs_per_world`).
+        mix: passes an epoch makes over each kind: `stage1`, `short`, `long`, `ultra` dialogues (0.5 takes every
+            second one, 2 takes each twice), `drills` (one for each long and ultra-long dialogue) and `paragraphs` (of
+            `paragraphs_per_world`).
         paragraphs_per_world: encyclopedia paragraphs of each world.
         vocab_size: tokens of the tokenizer, without the seven structural ones.
         tokenizer: a tokenizer directory to use instead of training one.
@@ -49,6 +63,7 @@ class PretrainData(PackedData):
         val_batch_size: documents in a validation batch.
         max_length: tokens of a document; a longer dialogue is cut at a turn border.
         loss_on_query: weight of questions and paragraphs in the loss.
+        reminders: share of the dialogues that carry reminders.
         limit_train: use only this many documents (spread evenly).
         limit_dev: use only this many development dialogues.
         seed: order of the documents, together with the epoch.
@@ -68,6 +83,7 @@ class PretrainData(PackedData):
         val_batch_size: int = 16,
         max_length: int = 2048,
         loss_on_query: float = 0.1,
+        reminders: float = 0.0,
         limit_train: int | None = None,
         limit_dev: int | None = None,
         seed: int = 42,
@@ -78,15 +94,16 @@ class PretrainData(PackedData):
         if self.path is not None and not self.path.is_dir():
             raise FileNotFoundError(f"data.path {path} is not a directory")
         self.seeds, self.questions = list(seeds), questions
-        self.mix = {"stage1": 1.0, "short": 1.0, "long": 1.0, "paragraphs": 1.0} if mix is None else dict(mix)
-        unknown = sorted(set(self.mix) - {*SPLITS, "paragraphs"})
+        self.mix = dict.fromkeys(KINDS, 1.0) if mix is None else dict(mix)
+        unknown = sorted(set(self.mix) - set(KINDS))
         if unknown:
-            raise ValueError(
-                f"data.mix has the unknown key {unknown[0]!r}: it knows stage1, short, long and paragraphs"
-            )
+            raise ValueError(f"data.mix has the unknown key {unknown[0]!r}: it knows {', '.join(KINDS)}")
         self.paragraphs_per_world = paragraphs_per_world
         self.vocab_size, self.tokenizer = vocab_size, tokenizer
         self.max_length, self.loss_on_query = max_length, loss_on_query
+        if not 0 <= reminders <= 1:
+            raise ValueError(f"data.reminders is {reminders}: it is a share of the dialogues, from 0 to 1")
+        self.reminders = reminders
         self.limit_train, self.limit_dev = limit_train, limit_dev
 
     def prepare_data(self) -> None:
@@ -101,10 +118,19 @@ class PretrainData(PackedData):
             return
         tokens = self.tokens = PlanTokenizer.from_pretrained(self._tokenizer())
         for split in SPLITS:
-            if self.mix.get(split, 0) > 0:
-                dialogues = [d for world in self._worlds() for d in read_split(world, split, "train")]
-                turns = [planned_turns(d) for d in repeat(dialogues, self.mix[split])]
-                self._add(self.train_documents, turns, tokens)
+            for world in (
+                self._worlds() if self.mix.get(split, 0) > 0 else ()
+            ):  # one at a time, to save memory
+                dialogues = repeat(read_split(world, split, "train"), self.mix[split])
+                self._add(
+                    self.train_documents, dialogues, tokens, f"{self.seed}/{world.name}", self.reminders
+                )
+        for split in ("long", "ultra"):
+            for world in self._worlds() if self.mix.get("drills", 0) > 0 else ():
+                dialogues = repeat(read_split(world, split, "train"), self.mix["drills"])
+                for number, dialogue in enumerate(dialogues):
+                    rng = random.Random(f"drills/{self.seed}/{world.name}/{dialogue.id}/{number}")
+                    self.train_documents.append(encode_drill(dialogue, tokens, rng))
         if self.mix.get("paragraphs", 0) > 0:
             texts = [t for seed in self.seeds for t in world_text(seed, self.paragraphs_per_world)]
             self.train_documents += [
@@ -113,15 +139,24 @@ class PretrainData(PackedData):
             ]
         self.train_documents = spread(self.train_documents, self.limit_train)
         dev = [d for split in ("short", "long") for d in read_split(self._dev_world(), split, "dev")]
-        self._add(self.dev_documents, [planned_turns(d) for d in spread(dev, self.limit_dev)], tokens)
+        self._add(self.dev_documents, spread(dev, self.limit_dev), tokens)
         log.info("pretraining text: %s", describe(self.train_documents))
         log.info("development text: %s", describe(self.dev_documents))
 
     def _add(
-        self, documents: list[Document], dialogues: list[list[PlannedTurn]], tokens: PlanTokenizer
+        self,
+        documents: list[Document],
+        dialogues: list[Dialogue],
+        tokens: PlanTokenizer,
+        key: str = "",
+        reminders: float = 0.0,
     ) -> None:
-        encoded = (encode_plain(turns, tokens, self.max_length, self.loss_on_query) for turns in dialogues)
-        documents += [document for document in encoded if document is not None]
+        for number, dialogue in enumerate(dialogues):
+            rng = random.Random(f"reminders/{key}/{dialogue.id}/{number}")
+            asked = rng if rng.random() < reminders else None
+            document = encode_plain(dialogue, tokens, self.max_length, self.loss_on_query, asked)
+            if document is not None:
+                documents.append(document)
 
     def _worlds(self) -> list[Path]:
         return [self.path] if self.path is not None else [_world(seed, self.questions) for seed in self.seeds]
@@ -157,17 +192,70 @@ def render_plan(plan: TracePlan) -> str:
     return "".join(lines)
 
 
+def draw_reminders(known: Sequence[Trace], most: int, rng: random.Random) -> list[tuple[str, int]]:
+    """Up to `most` (phrase, trace) pairs: what "that city", said next, would mean.
+
+    "that <type>" means the most recent of the traces whose answer it could denote (mumu-qa 4.7, ambiguity guard).
+    """
+    kinds = sorted({trace.type for trace in known})
+    chosen = rng.sample(kinds, min(len(kinds), most))
+    meant = {kind: next(t.id for t in reversed(known) if could_denote(kind, t.type)) for kind in chosen}
+    return [(phrase(kind), meant[kind]) for kind in chosen]
+
+
+def encode_reminders(
+    reminders: Sequence[tuple[str, int]], tokens: PlanTokenizer
+) -> tuple[list[int], list[float]]:
+    """Ids and loss weights of lines "that city [A5]"; only the number and its bracket carry loss."""
+    ids: list[int] = []
+    weights: list[float] = []
+    for words, number in reminders:
+        line = tokens.encode_text(f"{words} [A{number}]\n")
+        known = len(tokens.encode_text(f"{words} [A"))
+        ids += line
+        weights += [0.0] * known + [1.0] * (len(line) - known)
+    return ids, weights
+
+
+def encode_drill(dialogue: Dialogue, tokens: PlanTokenizer, rng: random.Random) -> Document:
+    """The traces of a stretch of a dialogue, three reminders after each."""
+    length = rng.randint(*DRILL_TRACES)
+    first = rng.randrange(max(1, len(dialogue.traces) - length))
+    traces = dialogue.traces[first : first + length]
+    ids, weights = [tokens.bos_id], [0.0]
+    for n, trace in enumerate(traces, start=1):
+        line = tokens.encode_text(render_plan(TracePlan((draft(trace),))))
+        reminder_ids, reminder_weights = encode_reminders(draw_reminders(traces[:n], 3, rng), tokens)
+        ids += line + reminder_ids
+        weights += [0.0] * len(line) + reminder_weights
+    return Document.of(ids, weights, 0)
+
+
 def encode_plain(
-    turns: Sequence[PlannedTurn], tokens: PlanTokenizer, max_length: int, query_weight: float
+    dialogue: Dialogue,
+    tokens: PlanTokenizer,
+    max_length: int,
+    query_weight: float,
+    reminders: random.Random | None = None,
 ) -> Document | None:
-    """The longest prefix of whole turns within `max_length` as plain text; None where not one turn fits."""
+    """The longest prefix of whole turns within `max_length` as plain text; None where not one turn fits.
+
+    reminders: draws those that follow about half of the turns; none without it.
+    """
     ids, weights, plan_tokens = [tokens.bos_id], [0.0], 0
-    for turn in turns:
-        question, plan = (tokens.encode_text(text) for text in render_turn(turn))
-        if len(ids) + len(question) + len(plan) > max_length:
+    known: list[Trace] = []
+    for turn, planned in zip(dialogue.turns, planned_turns(dialogue), strict=True):
+        question, plan = (tokens.encode_text(text) for text in render_turn(planned))
+        known += turn.traces
+        extra: list[int] = []
+        extra_weights: list[float] = []
+        if reminders is not None:
+            drawn = draw_reminders(known, reminders.choice((0, 0, 0, 1, 2, 3)), reminders)
+            extra, extra_weights = encode_reminders(drawn, tokens)
+        if len(ids) + len(question) + len(plan) + len(extra) > max_length:
             break
-        ids += question + plan
-        weights += [query_weight] * len(question) + [1.0] * len(plan)
+        ids += question + plan + extra
+        weights += [query_weight] * len(question) + [1.0] * len(plan) + extra_weights
         plan_tokens += len(plan)
     return Document.of(ids, weights, plan_tokens) if plan_tokens else None
 
@@ -190,12 +278,15 @@ def _world(seed: int, questions: int) -> Path:
     target = memory_home() / f"pretrain-{GENERATOR_VERSION}-{seed}-{questions}"
     if not (target / "world.json").is_file():
         log.info("building a world of %s questions (seed %d) in %s", f"{questions:,}", seed, target)
-        build_world(target, seed, questions, dev_questions=max(20, questions // 10), paragraphs=False)
+        sizes = {"ultra_train": questions // 50}
+        build_world(
+            target, seed, questions, dev_questions=max(20, questions // 10), paragraphs=False, sizes=sizes
+        )
     return target
 
 
 def _tokenizer_texts() -> Iterator[str]:
     """Texts of worlds nobody trains or is evaluated on, and the numbers and brackets of rendered plans."""
     yield from world_corpus()
-    for number in islice(range(1, 200), 199):
+    for number in range(1, 300):
         yield f"({number}) / [{number}]\n[A{number}]"

@@ -4,8 +4,10 @@ In:  texts. Out: a directory that `transformers` loads as a `PreTrainedTokenizer
 `tokenizer_config.json`).
 
 Every text survives the round trip exactly (emoji, control characters and odd spacing included). Digits stand alone, so
-that ids and years are copied digit by digit. A capitalised word is cut from the space before it: a name is the same
-tokens after a space, after a bracket and at the start of a keyword field, so copying it is copying its tokens.
+that years are copied digit by digit; only the number of a trace (a bracketed one, or a text that is nothing else) is
+one token, so that the recurrent state holds it as one thing. A capitalised word is cut from the space before it: a name
+is the same tokens after a space, after a bracket and at the start of a keyword field, so copying it is copying tokens.
+The invented words of the fictional world are cut into their two syllables, each a token of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from datamodules.mumu_text import CARRIERS
 from datamodules.world import world_questions, world_text
+from datamodules.world_names import first_syllables, last_syllables, syllable_patterns
 
 END_OF_TEXT = "<|endoftext|>"
 _MIN_VOCABULARY = 257  # the 256 bytes and the end token
@@ -34,8 +38,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: str | Path) 
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(r"(?<=[\[(A])\d{1,3}(?=[\])])|^\d{1,3}$|\d"), behavior="isolated"),
             pre_tokenizers.Split(Regex(r"\p{Lu}\p{L}*"), behavior="isolated"),
+            *(pre_tokenizers.Split(Regex(p), behavior="isolated") for p in syllable_patterns()),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
@@ -64,8 +69,9 @@ def world_corpus(
 ) -> Iterator[str]:
     """The embedded tokenizer's training texts: of each seed, paragraphs and questions of training worlds.
 
-    Many small worlds, so that names come apart into syllables while the words of the templates stay whole.
+    Many small worlds, all syllables of their names, and the frames that turns add around questions.
     """
-    return chain.from_iterable(
-        chain(world_text(seed, paragraphs), world_questions(seed, questions)) for seed in seeds
-    )
+    syllables = [*first_syllables(), *last_syllables()] * 20
+    frames = list(CARRIERS) * 500
+    worlds = (chain(world_text(seed, paragraphs), world_questions(seed, questions)) for seed in seeds)
+    return chain(syllables, frames, chain.from_iterable(worlds))

@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.mumu import Dialogue, load_dialogues
+from datamodules.mumu import Dialogue, Trace, load_dialogues
 from datamodules.packed_data import PackedData, PlannedTurn, check_positive, describe, log, spread
 from datamodules.packing import Document
 from inference.tokens import PlanTokenizer
@@ -166,15 +166,12 @@ def read_split(root: Path, split: str, part: str) -> list[Dialogue]:
 
 def planned_turns(dialogue: Dialogue) -> list[PlannedTurn]:
     """Questions and gold plans of a dialogue, in order."""
-    return [
-        PlannedTurn(
-            turn.question,
-            TracePlan(
-                tuple(TraceDraft(t.id, t.sub_question, t.keywords, tuple(t.deps)) for t in turn.traces)
-            ),
-        )
-        for turn in dialogue.turns
-    ]
+    return [PlannedTurn(turn.question, TracePlan(tuple(map(draft, turn.traces)))) for turn in dialogue.turns]
+
+
+def draft(trace: Trace) -> TraceDraft:
+    """What the generator writes of a trace."""
+    return TraceDraft(trace.id, trace.sub_question, trace.keywords, trace.deps)
 
 
 def encode_dialogue(

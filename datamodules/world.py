@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import sys
@@ -27,8 +26,9 @@ from datamodules import mumu
 from datamodules.world_facts import make_world
 from datamodules.world_questions import QuestionMaker
 from datamodules.world_relations import node_templates
+from inference.home import memory_home
 
-GENERATOR_VERSION = "1"
+GENERATOR_VERSION = "2"
 DEFAULT_QUESTIONS = 6000
 DEFAULT_DEV_QUESTIONS = 800
 MIN_QUESTIONS = 20
@@ -197,14 +197,6 @@ def _write_jsonl(
             file.write(json.dumps(record, ensure_ascii=False, sort_keys=True) + "\n")
             if progress and (done % 100 == 0 or done == total):
                 progress(what, done, total)
-
-
-def memory_home() -> Path:
-    """TRACE_MEMORY_HOME, else `trace-memory` in the user's cache directory: where built worlds and stores live."""
-    if home := os.environ.get("TRACE_MEMORY_HOME"):
-        return Path(home).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "trace-memory"
 
 
 def default_world(

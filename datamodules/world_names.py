@@ -16,9 +16,9 @@ _DEV_SHARE = 6  # one stem, year or number in six belongs to dev
 _ONSETS = tuple("b br d dr f g gr h j k kr l m n p r s st t tr v z".split())
 _VOWELS = ("a", "e", "i", "o", "u")
 _LIGHT_CODAS = ("", "l", "r", "n", "s")
-_MIDDLES = tuple(onset + vowel for onset in "b d g k l m n r t v z sh".split() for vowel in _VOWELS)
 _LAST_ONSETS = tuple("b d f g k l m n p r t v z th".split())
-_LAST_CODAS = ("n", "r", "l", "s", "th", "m", "nd", "sk", "x", "")
+_LAST_CODAS = ("n", "r", "l", "s", "th", "m", "nd", "x")
+_SUFFIXES = ("ville", "burg", "shire", "ia", "land", "stan")
 
 # Shapes of names by entity type; "*" is a stem. Shapes never contain a word that is itself a name.
 _SHAPES: dict[str, tuple[str, ...]] = {
@@ -50,6 +50,29 @@ def belongs_to_dev(word: str) -> bool:
     return zlib.crc32(word.lower().encode()) % _DEV_SHARE == 0
 
 
+def first_syllables() -> list[str]:
+    """All first syllables of stems, capitalised."""
+    return [(o + v + c).capitalize() for o in _ONSETS for v in _VOWELS for c in _LIGHT_CODAS]
+
+
+def last_syllables() -> list[str]:
+    """All last syllables of stems; suffixes such as "-ville" may follow them."""
+    return [o + v + c for o in _LAST_ONSETS for v in _VOWELS for c in _LAST_CODAS]
+
+
+def syllable_patterns() -> tuple[str, str]:
+    """Regular expressions of a stem's first syllable, and of its last one where a suffix follows."""
+
+    def one_of(parts: tuple[str, ...]) -> str:
+        return "(?:" + "|".join(sorted(parts, key=len, reverse=True)) + ")"
+
+    onsets = tuple(onset.capitalize() for onset in _ONSETS)
+    last = f"{one_of(_LAST_ONSETS)}[{''.join(_VOWELS)}]{one_of(_LAST_CODAS)}"
+    suffix = one_of(_SUFFIXES)
+    first = f"^{one_of(onsets)}[{''.join(_VOWELS)}][{''.join(_LIGHT_CODAS)}]?(?={last}{suffix}?$)"
+    return first, f"^{last}(?={suffix}$)"
+
+
 class Names:
     """A source of distinct names for one split.
 
@@ -74,15 +97,13 @@ class Names:
         return True
 
     def stem(self) -> str:
-        """A capitalised invented word of two or three syllables, new in this split."""
+        """A capitalised invented word of two syllables, new in this split."""
         rng = self._rng
         while True:
             first = rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_LIGHT_CODAS)
-            middle = rng.choice(_MIDDLES) if rng.random() < 0.5 else ""
             last = rng.choice(_LAST_ONSETS) + rng.choice(_VOWELS) + rng.choice(_LAST_CODAS)
-            word = first + middle + last
-            if len(word) >= 5 and self._claim(word):
-                return word.capitalize()
+            if self._claim(first + last):
+                return (first + last).capitalize()
 
     def name(self, kind: str) -> str:
         """A new name for an entity of type `kind`."""

@@ -6,7 +6,8 @@ An export directory holds
     merged/     a stock Hugging Face directory with the adapter merged in; shipped assets leave it out
 CMT-RAG B.3: stage 1 is merged before stage 2, stage 3 continues the adapter of stage 2.
 
-A source is named by a path: a run directory (its `export/` is meant), an export directory, or a model directory.
+A source is named by a path: a run directory (its `export/` is meant), an export directory, or a model directory; the
+name `smollm2` is the embedded Transformer (inference/smollm2.py).
 The hash of a source is taken from the files that define it (the base's hash and the adapter, or the weights), so it is
 the same on every machine; merged weights are not, because matrix products differ in the last bit.
 """
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inference import smollm2
 from inference.model import extend_vocabulary, load_adapter, load_model, merge_adapter
 from inference.tokens import TEMPLATE_VERSION, PlanTokenizer
 
@@ -55,6 +57,8 @@ def open_source(path: str | Path) -> Path:
         FileNotFoundError: nothing is there, or a run that has not written its export yet.
         ValueError: a directory of something else.
     """
+    if str(path) == smollm2.NAME and not Path(path).exists():
+        return smollm2.smollm2_directory()
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such directory")

@@ -8,6 +8,7 @@ CMT-RAG B.3 (checkpoints are selected by validation loss); formats.md "metrics.j
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from datamodules.packed_data import PlannedTurn
 from inference.generator import Generated, TraceGenerator
 from inference.traces import TracePlan
 
+Item = TypeVar("Item")
 PlanPair = tuple[TracePlan | None, TracePlan]
 
 
@@ -84,10 +86,10 @@ def plan_pairs(
     ]
 
 
-def gather_pairs(mine: list[PlanPair]) -> list[PlanPair]:
-    """The pairs of all processes on every process, by rank."""
+def gather(mine: list[Item]) -> list[Item]:
+    """The items of all processes on every process, by rank."""
     if not (dist.is_available() and dist.is_initialized()):
         return mine
-    parts: list[list[PlanPair]] = [[] for _ in range(dist.get_world_size())]
+    parts: list[list[Item]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(parts, mine)
-    return [pair for part in parts for pair in part]
+    return [item for part in parts for item in part]

@@ -56,6 +56,58 @@ def print_report(run: Path, metrics: dict[str, Any], trainer: Trainer) -> None:
         console.print(f"  {_bin()}python -m lightning_modules.cli fit --config {NEXT_STAGE[run.name]}.yaml")
 
 
+BIN_COLUMNS = (
+    "plan_exact_match",
+    "dependency_f1",
+    "sub_question_f1",
+    "keyword_f1",
+    "hop_count_accuracy",
+    "plan_valid",
+)
+
+
+def print_bins(run: Path, metrics: dict[str, Any]) -> None:
+    """Print the table of a test: a row for every mode and group of turns that metrics.json holds."""
+    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    table = Table(title=f"test dialogues, {run.name}", title_justify="left")
+    for column in ("mode", "turns of", "n", *BIN_COLUMNS):
+        table.add_column(
+            column.replace("_", " "), justify="left" if column in ("mode", "turns of") else "right"
+        )
+    mode_before = None
+    for mode, group in test_groups(metrics):
+        row = [metrics[metric_name(mode, name, group)] for name in BIN_COLUMNS]
+        if mode_before not in (None, mode):
+            table.add_section()
+        mode_before = mode
+        values = [f"{100 * value['value']:.1f} %" for value in row]
+        table.add_row(mode, group or "all", f"{row[0]['n']:,}", *values)
+    console.print(table)
+    console.print(f"written to {run}/: metrics.json (with intervals), predictions.jsonl, plots as PNG")
+
+
+def metric_name(mode: str, name: str, group: str) -> str:
+    """The key in metrics.json of a metric in a mode and a group of turns ("" is all turns)."""
+    prefix = "" if mode == "carried" else f"{mode}/"
+    return f"{prefix}{name}{f'/{group}' if group else ''}"
+
+
+def test_groups(metrics: dict[str, Any]) -> list[tuple[str, str]]:
+    """(mode, group) of every test result, in the order in which they were measured."""
+    found = []
+    for key in metrics:
+        head, _, rest = key.partition("/")
+        mode, name, group = ("carried", head, rest) if head in BIN_COLUMNS else (head, *_split(rest))
+        if name == "plan_exact_match":
+            found.append((mode, group))
+    return found
+
+
+def _split(key: str) -> tuple[str, str]:
+    name, _, group = key.partition("/")
+    return name, group
+
+
 def _bin() -> str:
     """What a command of this environment needs in front of it in the user's shell: nothing where it is activated."""
     folder = Path(sys.prefix) / "bin"

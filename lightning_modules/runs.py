@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from inference import smollm2
 from inference.exports import ASSET_OF_RUN, ASSETS, find_base, open_source
 
 log = logging.getLogger("trace_memory.train")
@@ -50,7 +51,7 @@ def resolve_start(
         ValueError: neither is named, or there is no adapter to continue.
     """
     if init_from is not None:
-        if not Path(init_from).exists():
+        if not Path(init_from).exists() and init_from != smollm2.NAME:
             raise FileNotFoundError(
                 f"model.init_from {init_from} does not exist. Name a run (runs/NAME), an export directory, or a model "
                 "directory with config.json, *.safetensors and tokenizer.json; models are never downloaded"

@@ -45,7 +45,7 @@ from inference.model.vocabulary import padded_size
 from inference.tokens import PlanTokenizer
 from inference.traces import STRUCTURAL_TOKENS
 from lightning_modules.losses import chunked_token_nll, linear_warmup_decay, window_loss
-from lightning_modules.metrics import TokenLoss, gather_pairs, plan_pairs, write_plans
+from lightning_modules.metrics import TokenLoss, gather, plan_pairs, write_plans
 from lightning_modules.runs import Start, resolve_start
 
 log = logging.getLogger("trace_memory.train")
@@ -378,9 +378,9 @@ class TraceSFT(LightningModule):
         rank, world = self.trainer.global_rank, self.trainer.world_size
         dialogues = self.trainer.datamodule.held_out_turns(self.plan_metrics_dialogues)  # type: ignore[attr-defined]
         mine = dialogues[rank::world]
-        metrics |= aggregate_plan_metrics(gather_pairs(plan_pairs(self.write_plans(mine), mine)))
+        metrics |= aggregate_plan_metrics(gather(plan_pairs(self.write_plans(mine), mine)))
         if self.plan_metrics_raw:
-            raw = gather_pairs(plan_pairs(self.write_plans(mine, constrained=False), mine))
+            raw = gather(plan_pairs(self.write_plans(mine, constrained=False), mine))
             metrics["plan_valid"] = aggregate_plan_metrics(raw)["plan_valid"]
         return metrics
 
