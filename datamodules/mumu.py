@@ -6,6 +6,7 @@
         rejected, by rule)
 
     python -m datamodules.mumu --train FILE... --dev FILE... --out DIR [--seed N] [--short N --long N --ultra N]
+        [--realiser llm --llm-url URL]        # questions worded by a language model (mumu_llm.py), not by templates
 
 Same inputs and seed give the same bytes. Source: CMT-RAG, section 3.1 and appendix A; Table 6 for the lengths.
 """
@@ -21,8 +22,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datamodules.mumu_interleave import finalise, pack
 from datamodules.mumu_model import (
@@ -36,12 +38,16 @@ from datamodules.mumu_model import (
     load_dialogues,
     to_row,
 )
-from datamodules.mumu_operators import original
+from datamodules.mumu_operators import DraftTurn, original
 from datamodules.mumu_relations import NodeTemplate
 from datamodules.mumu_sessions import Pool, build_sessions, build_short
 from datamodules.mumu_splits import deduplicate, hold_out, purge
+from datamodules.mumu_statistics import statistics
 from datamodules.mumu_text import Wording, annotate
 from datamodules.musique import SrcGraph, load_graphs
+
+if TYPE_CHECKING:
+    from inference.llm import LLMClient
 
 __all__ = ["Dialogue", "NodeTemplate", "Trace", "Turn", "build", "load_dialogues", "main"]
 
@@ -72,6 +78,8 @@ def build(
     phrases: Mapping[str, str] | None = None,
     overwrite: bool = False,
     report: Report | None = None,
+    llm: LLMClient | None = None,
+    llm_thinking: bool = False,
 ) -> dict[str, Any]:
     """Build a MuMu directory and return its manifest.
 
@@ -80,16 +88,17 @@ def build(
     questions (short 32 %, long 20 %, ultra 4 %), and what cannot be reached is recorded in the manifest. tune:
     share of the training questions held out, in whole groups, as a third split for choosing settings. max_uses:
     dialogues of a split one source question may appear in. templates, phrases: extra wordings of sub-questions and of
-    "that <type>", tried before the built-in ones. report: called with (what, done, total).
+    "that <type>", tried before the built-in ones. report: called with (what, done, total). llm: the model that words
+    the questions of realiser "llm", llm_thinking: its thinking mode stays on; the graphs are the same either way.
 
     Written to a temporary directory beside `out` and renamed at the end. Raises ValueError for malformed
     sources (file, line, field), an unknown realiser or impossible sizes, FileNotFoundError for a missing
-    source, FileExistsError when `out` is in use.
+    source, FileExistsError when `out` is in use, LLMError for what the model's server does.
     """
     files = {"train": [Path(p) for p in train], "dev": [Path(p) for p in dev]}
     out = Path(out)
     sizes = (short, long, ultra, ultra_train, short_dev, long_dev)
-    _check_arguments(files["train"], files["dev"], realiser, max_uses, tune, sizes)
+    _check_arguments(files["train"], files["dev"], realiser, llm, max_uses, tune, sizes)
     _check_target(out, overwrite)
     tell = report or (lambda what, done, total: None)
 
@@ -126,17 +135,26 @@ def build(
     }
     if tune > 0:
         wanted |= {("short", "tune"): round(0.30 * n_tune), ("long", "tune"): round(0.20 * n_tune)}
-    built: dict[tuple[str, str], list[Dialogue]] = {}
+    drafted: dict[tuple[str, str], list[list[DraftTurn]]] = {}
     for split in source:
-        built["stage1", split] = [
-            _dialogue("stage1", split, n, [original(graph)], seed) for n, graph in enumerate(source[split])
-        ]
+        drafted["stage1", split] = [[original(graph)] for graph in source[split]]
     for (stage, split), count in wanted.items():
         rng = random.Random(f"{seed}/{stage}/{split}")
         pool = Pool(source[split], wording, max_uses)
-        drafts = _build_stage(stage, split, pool, count, rng, tell)
-        built[stage, split] = [_dialogue(stage, split, n, turns, seed) for n, turns in enumerate(drafts)]
+        drafted[stage, split] = _build_stage(stage, split, pool, count, rng, tell)
         rejected[f"{stage}/{split}"] = pool.rejections
+    realisation: dict[str, Any] = {}
+    if realiser == "llm" and llm is not None:
+        from datamodules.mumu_llm import realise
+
+        every = [turns for drafts in drafted.values() for turns in drafts]
+        worded, realisation["realisation"] = realise(every, llm, wording, tell, llm_thinking)
+        rest = iter(worded)
+        drafted = {name: [next(rest) for _ in drafts] for name, drafts in drafted.items()}
+    built = {
+        (stage, split): [_dialogue(stage, split, n, turns, seed) for n, turns in enumerate(drafts)]
+        for (stage, split), drafts in drafted.items()
+    }
 
     manifest = {
         "schema": SCHEMA,
@@ -155,6 +173,7 @@ def build(
         "rejections": {name: dict(sorted(c.items())) for name, c in rejected.items()},
         "statistics": {f"{s}/{p}": statistics(d) for (s, p), d in built.items() if d},
         "absent": _absent(built, wanted),
+        **realisation,
     }
     _write(out, built, source, manifest, overwrite)
     return manifest
@@ -162,7 +181,7 @@ def build(
 
 def _build_stage(
     stage: str, split: str, pool: Pool, count: int, rng: random.Random, tell: Report
-) -> list[list[Any]]:
+) -> list[list[DraftTurn]]:
     """The drafted dialogues of one stage and split."""
     name, done = f"{stage} {split}", 0
     tell(name, 0, max(count, 1))
@@ -187,45 +206,8 @@ def _build_stage(
     return dialogues
 
 
-def _dialogue(stage: str, split: str, number: int, turns: Sequence[Any], seed: int) -> Dialogue:
+def _dialogue(stage: str, split: str, number: int, turns: Sequence[DraftTurn], seed: int) -> Dialogue:
     return Dialogue(f"{stage}-{split}-{number:05d}", split, STAGE_OF[stage], seed, finalise(turns))
-
-
-def statistics(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
-    """The row of Table 6 (min, max, mean per dialogue), turns by operator, and the share of GS turns.
-
-    An original turn counts for the operator of the first later turn that depends on it, or for none.
-    """
-
-    def spread(values: list[int]) -> dict[str, float]:
-        return {"min": min(values), "max": max(values), "mean": round(sum(values) / len(values), 2)}
-
-    operators: Counter[str] = Counter(turn.operator for d in dialogues for turn in d.turns)
-    modes: Counter[str] = Counter(mode for d in dialogues for mode in turn_modes(d))
-    row: dict[str, Any] = {
-        "dialogues": len(dialogues),
-        "turns": spread([len(d.turns) for d in dialogues]),
-        "sub_questions": spread([len(d.traces) for d in dialogues]),
-        "cross_turn_edges": spread([d.cross_turn_edges() for d in dialogues]),
-        "total_turns": sum(len(d.turns) for d in dialogues),
-        "operators": dict(sorted(operators.items())),
-    }
-    if linked := modes["GS"] + modes["SQR"]:
-        row["gs_share"] = round(modes["GS"] / linked, 4)
-    return row
-
-
-def turn_modes(dialogue: Dialogue) -> list[str]:
-    """Per turn the synthesis mode that made it: "GS", "SQR", or "ORIG" for a question nothing depends on."""
-    modes = [turn.operator.partition("_")[0] for turn in dialogue.turns]
-    for n, turn in enumerate(dialogue.turns):
-        if modes[n] == "ORIG":
-            own = {trace.id for trace in turn.traces}
-            for later in range(n + 1, len(modes)):
-                if any(own & set(trace.deps) for trace in dialogue.turns[later].traces):
-                    modes[n] = dialogue.turns[later].operator.partition("_")[0]
-                    break
-    return modes
 
 
 def _share(wanted: int | None, share: float, n: int) -> int:
@@ -261,14 +243,15 @@ def _check_arguments(
     train: Sequence[Path],
     dev: Sequence[Path],
     realiser: str,
+    llm: LLMClient | None,
     max_uses: int,
     tune: float,
     sizes: Sequence[int | None],
 ) -> None:
-    if realiser == "llm":
-        raise ValueError("realiser 'llm' is not available in this version; use realiser 'template'")
-    if realiser != "template":
-        raise ValueError(f"unknown realiser {realiser!r}; use 'template'")
+    if realiser not in ("template", "llm"):
+        raise ValueError(f"unknown realiser {realiser!r}; use 'template' or 'llm'")
+    if realiser == "llm" and llm is None:
+        raise ValueError("realiser 'llm' needs a server: name it with --llm-url URL")
     if not train and not dev:
         raise ValueError("no source given: name at least one MuSiQue file for train or dev")
     if not 0 <= tune < 1:
@@ -353,9 +336,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="directory to create")
     parser.add_argument("--seed", default=42, type=int)
-    parser.add_argument("--realiser", default="template", help="how questions are worded: template")
-    parser.add_argument("--llm-url", help="not available in this version")
-    parser.add_argument("--llm-model", help="not available in this version")
+    parser.add_argument("--realiser", default="template", help="how questions are worded: template or llm")
+    parser.add_argument("--llm-url", metavar="URL", help="OpenAI-compatible server (key: OPENAI_API_KEY)")
+    parser.add_argument("--llm-model", metavar="NAME", help="its model (default: the only one it serves)")
+    parser.add_argument(
+        "--llm-cache", type=Path, metavar="FILE", help="its answers (default: in TRACE_MEMORY_HOME)"
+    )
+    parser.add_argument("--llm-concurrency", type=int, metavar="N", help="requests in flight (default: 32)")
+    parser.add_argument(
+        "--llm-thinking", action="store_true", help="do not ask it to answer without thinking"
+    )
     for name, what in (
         ("short", "training dialogues of 3-7 turns (default: 32 %% of the questions)"),
         ("long", "training dialogues of 6-32 turns (default: 20 %%)"),
@@ -376,9 +366,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--allow-without-paragraphs", action="store_true", help="accept plan-only records")
     parser.add_argument("--overwrite", action="store_true", help="replace a directory built before")
     args = vars(parser.parse_args(argv))
-    if args.pop("llm_url") or args.pop("llm_model"):
-        args["realiser"] = "llm"
-    args.pop("llm_model", None)
+    named = {name: args.pop(f"llm_{name}") for name in ("url", "model", "cache", "concurrency")}
+    server = {name: value for name, value in named.items() if value is not None}
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -386,7 +375,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=console) as progress:
+        with ExitStack() as stack:
+            if args["realiser"] == "llm" and "url" in server:
+                from inference.home import memory_home
+                from inference.llm import LLMClient
+
+                server.setdefault("cache", memory_home() / "llm-cache.sqlite")
+                args["llm"] = stack.enter_context(LLMClient(**server))
+            elif args["realiser"] == "template" and (server or args["llm_thinking"]):
+                raise ValueError("the --llm options belong to --realiser llm; add it, or leave them out")
+            progress = stack.enter_context(Progress(*columns, console=console))
             tasks: dict[str, Any] = {}
 
             def report(what: str, done: int, total: int) -> None:

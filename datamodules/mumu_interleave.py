@@ -83,7 +83,7 @@ def write_references(text: str, named: Mapping[int, int]) -> str:
     return REFERENCE.sub(lambda m: f"[A{named[int(m.group(1))]}]", text)
 
 
-def finalise(turns: Sequence[DraftTurn], realiser: str = "template") -> tuple[Turn, ...]:
+def finalise(turns: Sequence[DraftTurn]) -> tuple[Turn, ...]:
     """Number the traces 1..K in order and write references as `[A_k]`."""
     ids: dict[Key, int] = {}
     out = []
@@ -105,7 +105,6 @@ def finalise(turns: Sequence[DraftTurn], realiser: str = "template") -> tuple[Tu
                     draft.key,
                 )
             )
-        how = "original" if turn.operator == "ORIG" else realiser
         out.append(
             Turn(
                 t,
@@ -113,7 +112,7 @@ def finalise(turns: Sequence[DraftTurn], realiser: str = "template") -> tuple[Tu
                 turn.answer,
                 turn.aliases,
                 turn.operator,
-                how,
+                turn.realiser,
                 turn.phrase,
                 False,
                 tuple(traces),

@@ -47,7 +47,8 @@ class DraftTrace:
 
 @dataclass(frozen=True)
 class DraftTurn:
-    """A turn before numbering. `antecedent` is the earlier trace its reference phrase stands for."""
+    """A turn before numbering. `antecedent` is the earlier trace its reference phrase stands for; `carried` is the
+    question of an SQR carrier before a sub-question was relocated into it; `realiser` is what worded `question`."""
 
     graph: SrcGraph
     traces: tuple[DraftTrace, ...]
@@ -55,6 +56,8 @@ class DraftTurn:
     operator: str
     phrase: str | None = None
     antecedent: Key | None = None
+    carried: str | None = None
+    realiser: str = "template"
 
     @property
     def answer(self) -> str:
@@ -113,7 +116,8 @@ def drafts(
 
 def original(graph: SrcGraph) -> DraftTurn:
     """The source question as it is."""
-    return DraftTurn(graph, drafts(graph, range(len(graph.nodes))), graph.question, "ORIG")
+    traces = drafts(graph, range(len(graph.nodes)))
+    return DraftTurn(graph, traces, graph.question, "ORIG", realiser="original")
 
 
 def partial(graph: SrcGraph, k: int, wording: Wording) -> DraftTurn:
@@ -235,7 +239,14 @@ def _relocate_root(
     aux = DraftTrace(graph, root, ())
     noun = wording.noun(graph, root.i, {})
     question = carrier_question(noun.text, carrier.question, f"{graph.gid}/{carrier.graph.gid}")
-    loaded = replace(carrier, traces=(aux, *carrier.traces), question=question, operator="SQR_B")
+    loaded = replace(
+        carrier,
+        traces=(aux, *carrier.traces),
+        question=question,
+        operator="SQR_B",
+        carried=carrier.question,
+        realiser="template",
+    )
     worded = Worded(question, question.count('the answer to "'))
     loaded = _checked(loaded, worded, before, carried=(root, without_opener(carrier.question)))
     phrase = wording.phrase(root.type)

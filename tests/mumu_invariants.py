@@ -155,7 +155,7 @@ def _check_turn(dialogue: Row, turn: Row, turn_of: dict[int, int], sources: dict
     if turn["operator"] == "ORIG":
         assert turn["realiser"] == "original" and turn["reference_phrase"] is None
         return
-    assert turn["realiser"] == "template"
+    assert turn["realiser"] in ("template", "llm")
     hidden = [trace["answer"] for trace in turn["traces"]] + turn["aliases"]
     said = f" {normalise(turn['question'])} "
     assert not any(f" {normalise(answer)} " in said for answer in hidden if normalise(answer))  # I10

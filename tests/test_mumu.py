@@ -259,12 +259,16 @@ def test_command_line_errors_are_one_clear_line(tmp_path, capsys):
     source = write(tmp_path / "train.jsonl", records(5, 20, "A"))
     cases = [
         (["--train", str(tmp_path / "no.jsonl")], "no.jsonl: no such file"),
-        (["--train", str(source), "--realiser", "llm"], "realiser 'llm' is not available in this version"),
         (
-            ["--train", str(source), "--llm-url", "http://x"],
-            "realiser 'llm' is not available in this version",
+            ["--train", str(source), "--realiser", "llm"],
+            "realiser 'llm' needs a server: name it with --llm-url",
         ),
-        (["--train", str(source), "--realiser", "poet"], "unknown realiser 'poet'"),
+        (["--train", str(source), "--llm-url", "http://x"], "the --llm options belong to --realiser llm"),
+        (
+            ["--train", str(source), "--realiser", "llm", "--llm-url", "x"],
+            "the LLM URL must look like http://",
+        ),
+        (["--train", str(source), "--realiser", "poet"], "unknown realiser 'poet'; use 'template' or 'llm'"),
         (["--train", str(source), "--short", "-1"], "sizes must be 0 or more"),
         ([], "no source given"),
     ]

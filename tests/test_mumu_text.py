@@ -208,12 +208,18 @@ def test_a_request_is_not_glued_into_a_sentence():
 RULES = {
     "R1": {"phrase": "that city"},
     "R2": {"hidden": ["The Alpha Beta"], "question": "Who knows the alpha beta in that person's song?"},
+    "R3": {
+        "question": "Which town did that person leave for that city?",
+        "phrase": "that person",
+        "phrases": ["that city", "that person"],
+    },
     "R4": {"question": "Who is the one of #1 in it?"},
     "R5": {"question": "Who is it?"},
     "R6": {"question": "Who is the the owner of it?"},
     "R7": {"fallbacks": 2},
     "R8": {"question": "Who is the owner of \u200bit?"},
     "R9": {"carried": ("Zeta >> spouse", "Who owns it?")},
+    "R10": {"question": "Who is the owner of Zeta Hall?", "outside": ["The Zeta Hall"]},
     "R11": {"earlier": ["Who is the owner of that person?"]},
     "R12": {"source": "Who is the owner of that person?"},
 }
@@ -228,6 +234,45 @@ def test_each_rule_rejects_its_case_and_nothing_else(rule):
     assert check_question(good.pop("question"), **good) == []
     bad = {"question": "Who is the owner of that person?", **good, **RULES[rule]}
     assert check_question(bad.pop("question"), **bad) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "question", "options"),
+    [
+        ("R2", "Who owned an alias of it and more?", {"hidden": ["X", "the alias of it"]}),
+        ("R4", "Who owns [A3] in the town?", {}),
+        ("R4", "Who is the >> spouse of it?", {}),
+        ("R4", 'Who is {"question": "it"} then?', {}),
+        ("R5", "Name the owner of that town.", {}),
+        ("R5", " ".join(f"w{n}" for n in range(61)) + "?", {}),
+        ("R5", " ".join(["x" * 90 + str(n) for n in range(4)]) + "?", {}),
+        ("R6", "Who owns the big red house beside the big red house now?", {}),
+        ("R7", 'Who wrote "The Green Book and why?', {}),
+        ("R7", "Who wrote “The Green Book and why?", {"template": "Who wrote The Green Book?"}),
+        ("R8", "Who owns the \ud800 house now?", {}),
+        ("R9", "Besides the spouse of Zeta, who is it?", {"carried": ("Zeta >> spouse", "Who owns mines near it?")}),
+        ("R12", "who is owner of  the film", {"template": "Who owns it?", "source": "Who is the owner of the film?"}),
+    ],
+)  # fmt: skip
+def test_other_cases_of_the_rules(rule, question, options):
+    found = check_question(
+        question,
+        **{"phrase": None, "hidden": ["X"], "fallbacks": 0, "earlier": [], "source": "S?", **options},
+    )
+    assert rule in found and set(found) <= {rule, "R5"}
+
+
+def test_what_the_template_says_a_model_may_say():
+    """R3 and R10 spare the words of the turn's own nodes."""
+    question = "Which river passes that city in the year that treaty was signed at Zeta?"
+    options = {"phrase": "that city", "hidden": [], "fallbacks": 0, "earlier": [], "source": "S?"}
+    strict = {"phrases": ["that city", "that treaty"], "outside": ["Zeta"]}
+    assert check_question(question, **options, **strict, template="Which river passes that city?") == [
+        "R3",
+        "R10",
+    ]
+    own = "Which river passes that city where that treaty of Zeta was signed?"
+    assert check_question(question, **options, **strict, template=own) == []
 
 
 def test_answers_are_found_as_whole_words():
