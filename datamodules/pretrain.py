@@ -24,6 +24,7 @@ each followed by three reminders, and only the number in a reminder carries loss
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ from inference.traces import TracePlan, sanitise_query
 
 SPLITS = ("stage1", "short", "long", "ultra")
 KINDS = (*SPLITS, "drills", "paragraphs")
+_REFERENCE = re.compile(rb"\[A?(\d+)\]")
 DRILL_TRACES = (6, 40)  # fewest and most traces of a drill
 
 
@@ -63,6 +65,7 @@ class PretrainData(PackedData):
         val_batch_size: documents in a validation batch.
         max_length: tokens of a document; a longer dialogue is cut at a turn border.
         loss_on_query: weight of questions and paragraphs in the loss.
+        loss_on_references: weight of references to earlier turns in the numbered lines (the rest of a line weighs 1).
         reminders: share of the dialogues that carry reminders.
         limit_train: use only this many documents (spread evenly).
         limit_dev: use only this many development dialogues.
@@ -83,6 +86,7 @@ class PretrainData(PackedData):
         val_batch_size: int = 16,
         max_length: int = 2048,
         loss_on_query: float = 0.1,
+        loss_on_references: float = 1.0,
         reminders: float = 0.0,
         limit_train: int | None = None,
         limit_dev: int | None = None,
@@ -103,7 +107,7 @@ class PretrainData(PackedData):
         self.max_length, self.loss_on_query = max_length, loss_on_query
         if not 0 <= reminders <= 1:
             raise ValueError(f"data.reminders is {reminders}: it is a share of the dialogues, from 0 to 1")
-        self.reminders = reminders
+        self.reminders, self.loss_on_references = reminders, loss_on_references
         self.limit_train, self.limit_dev = limit_train, limit_dev
 
     def prepare_data(self) -> None:
@@ -154,7 +158,9 @@ class PretrainData(PackedData):
         for number, dialogue in enumerate(dialogues):
             rng = random.Random(f"reminders/{key}/{dialogue.id}/{number}")
             asked = rng if rng.random() < reminders else None
-            document = encode_plain(dialogue, tokens, self.max_length, self.loss_on_query, asked)
+            document = encode_plain(
+                dialogue, tokens, self.max_length, self.loss_on_query, self.loss_on_references, asked
+            )
             if document is not None:
                 documents.append(document)
 
@@ -236,6 +242,7 @@ def encode_plain(
     tokens: PlanTokenizer,
     max_length: int,
     query_weight: float,
+    reference_weight: float = 1.0,
     reminders: random.Random | None = None,
 ) -> Document | None:
     """The longest prefix of whole turns within `max_length` as plain text; None where not one turn fits.
@@ -245,7 +252,9 @@ def encode_plain(
     ids, weights, plan_tokens = [tokens.bos_id], [0.0], 0
     known: list[Trace] = []
     for turn, planned in zip(dialogue.turns, planned_turns(dialogue), strict=True):
-        question, plan = (tokens.encode_text(text) for text in render_turn(planned))
+        question_text, plan_text = render_turn(planned)
+        question, plan = tokens.encode_text(question_text), tokens.encode_text(plan_text)
+        plan_weights = weigh_references(plan_text, plan, tokens, turn.traces[0].id, reference_weight)
         known += turn.traces
         extra: list[int] = []
         extra_weights: list[float] = []
@@ -255,9 +264,22 @@ def encode_plain(
         if len(ids) + len(question) + len(plan) + len(extra) > max_length:
             break
         ids += question + plan + extra
-        weights += [query_weight] * len(question) + [1.0] * len(plan) + extra_weights
+        weights += [query_weight] * len(question) + plan_weights + extra_weights
         plan_tokens += len(plan)
     return Document.of(ids, weights, plan_tokens) if plan_tokens else None
+
+
+def weigh_references(
+    text: str, ids: Sequence[int], tokens: PlanTokenizer, first_id: int, weight: float
+) -> list[float]:
+    """A weight for each token of the text of a plan: `weight` where it writes the number of an earlier turn's trace."""
+    numbers = [m.span(1) for m in _REFERENCE.finditer(text.encode()) if int(m.group(1)) < first_id]
+    weights, start = [], 0
+    for index in ids:
+        end = start + len(tokens.token_bytes[index])
+        weights.append(weight if any(a < end and start < b for a, b in numbers) else 1.0)
+        start = end
+    return weights
 
 
 def encode_text(text: str, tokens: PlanTokenizer, max_length: int, weight: float) -> Document:
@@ -278,10 +300,7 @@ def _world(seed: int, questions: int) -> Path:
     target = memory_home() / f"pretrain-{GENERATOR_VERSION}-{seed}-{questions}"
     if not (target / "world.json").is_file():
         log.info("building a world of %s questions (seed %d) in %s", f"{questions:,}", seed, target)
-        sizes = {"ultra_train": questions // 50}
-        build_world(
-            target, seed, questions, dev_questions=max(20, questions // 10), paragraphs=False, sizes=sizes
-        )
+        build_world(target, seed, questions, dev_questions=max(20, questions // 10), paragraphs=False)
     return target
 
 

@@ -4,7 +4,7 @@ In:  DIR/{stage1,short,long}/{train,dev}.jsonl (formats.md "built MuMu directory
 Out: packed batches with loss on plan tokens. CMT-RAG 3.3 and B.3; node limits 64 (stage 2) and 128 (stage 3).
 
 Stage 1 reads single turns, stage 2 short dialogues, stage 3 long ones plus a replay of stage-2 training dialogues
-drawn with seed 42, as many as 20 % of the stage-3 dialogues. A dialogue over the node limit or the token length is cut
+drawn with seed 42, as many as 20 % of the long dialogues. A dialogue over the node limit or the token length is cut
 at a turn border; how many were cut is logged.
 
 A document is `[bos] query_1 \\n [PLAN]…[/PLAN] query_2 \\n [PLAN]…[/PLAN] …` (inference/tokens.py).
@@ -39,6 +39,7 @@ class TraceData(PackedData):
         loss_on_query: weight of the user's words in the loss: false (0), true (1) or a number.
         loss_on_trace_id: weight of a trace's own number: false (0), true (1) or a number. The automaton writes it, so
             by default it carries none; a policy that is to write valid plans without the automaton needs it.
+        ultra: stage 3: read ultra/train beside long/train (the embedded world has it; the paper has long ones only).
         replay_fraction: stage 3: short dialogues replayed, as a share of the long ones.
         replay_seed: which ones.
         limit_train: use only this many training dialogues (spread evenly).
@@ -57,6 +58,7 @@ class TraceData(PackedData):
         node_limit: int | None = None,
         loss_on_query: bool | float = False,
         loss_on_trace_id: bool | float = False,
+        ultra: bool = False,
         replay_fraction: float = 0.2,
         replay_seed: int = 42,
         limit_train: int | None = None,
@@ -84,6 +86,9 @@ class TraceData(PackedData):
         self.node_limit = node_limit if node_limit is not None else NODE_LIMIT[stage]
         self.loss_on_query = float(loss_on_query)
         self.loss_on_trace_id = float(loss_on_trace_id)
+        if ultra and stage != 3:
+            raise ValueError("data.ultra goes with stage 3 only")
+        self.ultra = ultra
         self.replay_fraction = replay_fraction
         self.replay_seed = replay_seed
         self.limit_train, self.limit_dev = limit_train, limit_dev
@@ -109,7 +114,7 @@ class TraceData(PackedData):
                 read_split(root, "short", "train"), len(train), self.replay_fraction, self.replay_seed
             )
             replayed = len(replay)
-            train = train + replay
+            train = train + replay + (read_split(root, "ultra", "train") if self.ultra else [])
         train = spread(train, self.limit_train)
         self.train_documents, _, cut = self._encode(train)
         self.dev_documents, self.dev_turns, dev_cut = self._encode(dev)

@@ -114,7 +114,8 @@ def build_world(
     Args:
         out: a new or empty directory; with `overwrite`, an earlier world there is replaced. It appears only when whole.
         paragraphs: full 20-paragraph contexts, or supporting paragraphs only.
-        sizes: numbers of dialogues by the names of `mumu.build` (short, long, ultra, short_dev, long_dev).
+        sizes: numbers of dialogues by the names of `mumu.build` (short, long, ultra, ultra_train, …). Unlike real
+            questions, a world gets ultra-long training dialogues, one for 50 questions.
         progress: called with (what, done, total) as records and dialogues are made.
 
     Raises ValueError for bad numbers, FileExistsError when `out` already holds something.
@@ -136,7 +137,7 @@ def build_world(
             seed=seed,
             templates=node_templates(),
             report=progress,
-            **(sizes or {}),
+            **{"ultra_train": questions // 50, **(sizes or {})},
         )
         recipe = _recipe(seed, questions, dev_questions, paragraphs)
         (scratch / "world.json").write_text(

@@ -75,7 +75,7 @@ def print_bins(run: Path, metrics: dict[str, Any]) -> None:
             column.replace("_", " "), justify="left" if column in ("mode", "turns of") else "right"
         )
     mode_before = None
-    for mode, group in test_groups(metrics):
+    for mode, group in measured_groups(metrics):
         row = [metrics[metric_name(mode, name, group)] for name in BIN_COLUMNS]
         if mode_before not in (None, mode):
             table.add_section()
@@ -92,7 +92,7 @@ def metric_name(mode: str, name: str, group: str) -> str:
     return f"{prefix}{name}{f'/{group}' if group else ''}"
 
 
-def test_groups(metrics: dict[str, Any]) -> list[tuple[str, str]]:
+def measured_groups(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     """(mode, group) of every test result, in the order in which they were measured."""
     found = []
     for key in metrics:
