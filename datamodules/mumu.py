@@ -2,8 +2,8 @@
 
     MuSiQue JSONL -> load, reject -> de-duplicate -> purge train of dev -> type and word the nodes
         -> stage1/ single questions, short/ 3-7 turns, long/ 6-32 turns, ultra/ 33-67 turns (dev only)
-        -> corpus.jsonl (every paragraph of every context), manifest.json (what went in, came out, and was
-        rejected, by rule)
+        -> corpus.jsonl (every paragraph of every context), sample.html (a dialogue to look at), manifest.json (what
+        went in, came out, and was rejected, by rule)
 
     python -m datamodules.mumu --train FILE... --dev FILE... --out DIR [--seed N] [--short N --long N --ultra N]
         [--realiser llm --llm-url URL]        # questions worded by a language model (mumu_llm.py), not by templates
@@ -39,6 +39,7 @@ from datamodules.mumu_model import (
     to_row,
 )
 from datamodules.mumu_operators import DraftTurn, original
+from datamodules.mumu_page import sample_page
 from datamodules.mumu_relations import NodeTemplate
 from datamodules.mumu_sessions import Pool, build_sessions, build_short
 from datamodules.mumu_splits import deduplicate, hold_out, purge
@@ -53,7 +54,7 @@ __all__ = ["Dialogue", "NodeTemplate", "Trace", "Turn", "build", "load_dialogues
 
 MAX_TRACES = {"short": 64, "long": 128, "ultra": 10_000}
 BOUNDS = {"long": (6, 32), "ultra": (33, 67)}
-_OWN_ENTRIES = frozenset((*STAGE_OF, "corpus.jsonl", "manifest.json"))
+_OWN_ENTRIES = frozenset((*STAGE_OF, "corpus.jsonl", "sample.html", "manifest.json"))
 
 Report = Callable[[str, int, int], None]  # (what, done, total)
 
@@ -298,6 +299,8 @@ def _write(
             for pid in sorted(paragraphs):
                 p = paragraphs[pid]
                 handle.write(dump_line({"id": p.pid, "title": p.title, "text": p.text}))
+        with (temporary / "sample.html").open("w", encoding="utf-8", newline="\n") as handle:
+            handle.write(sample_page(built, paragraphs))
         manifest["counts"]["paragraphs"] = len(paragraphs)
         text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False)
         (temporary / "manifest.json").write_text(text + "\n", encoding="utf-8")

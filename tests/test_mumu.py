@@ -59,7 +59,7 @@ def test_every_stage_is_filled_and_linked(standard):
     assert all(operators[op] > 10 for op in ("ORIG", "GS_A", "GS_C", "SQR_B", "SQR_C"))
     assert {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()} == {
         "stage1/train.jsonl", "stage1/dev.jsonl", "short/train.jsonl", "short/dev.jsonl", "long/train.jsonl",
-        "long/dev.jsonl", "ultra/dev.jsonl", "corpus.jsonl", "manifest.json",
+        "long/dev.jsonl", "ultra/dev.jsonl", "corpus.jsonl", "sample.html", "manifest.json",
     }  # fmt: skip
     assert manifest["absent"] == {"ultra/train": "not built: ultra-long dialogues are for evaluation only"}
 
