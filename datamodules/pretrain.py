@@ -44,7 +44,6 @@ from inference.traces import TracePlan, sanitise_query
 SPLITS = ("stage1", "short", "long", "ultra")
 KINDS = (*SPLITS, "drills", "paragraphs")
 _REFERENCE = re.compile(rb"\[A?(\d+)\]")
-DRILL_TRACES = (6, 40)  # fewest and most traces of a drill
 
 
 class PretrainData(PackedData):
@@ -67,6 +66,7 @@ class PretrainData(PackedData):
         loss_on_query: weight of questions and paragraphs in the loss.
         loss_on_references: weight of references to earlier turns in the numbered lines (the rest of a line weighs 1).
         reminders: share of the dialogues that carry reminders.
+        drill_traces: fewest and most traces of a drill.
         limit_train: use only this many documents (spread evenly).
         limit_dev: use only this many development dialogues.
         seed: order of the documents, together with the epoch.
@@ -88,6 +88,7 @@ class PretrainData(PackedData):
         loss_on_query: float = 0.1,
         loss_on_references: float = 1.0,
         reminders: float = 0.0,
+        drill_traces: tuple[int, int] = (6, 40),
         limit_train: int | None = None,
         limit_dev: int | None = None,
         seed: int = 42,
@@ -107,7 +108,12 @@ class PretrainData(PackedData):
         self.max_length, self.loss_on_query = max_length, loss_on_query
         if not 0 <= reminders <= 1:
             raise ValueError(f"data.reminders is {reminders}: it is a share of the dialogues, from 0 to 1")
+        if not 1 <= drill_traces[0] <= drill_traces[1]:
+            raise ValueError(
+                f"data.drill_traces is {list(drill_traces)}: it is the fewest and the most traces"
+            )
         self.reminders, self.loss_on_references = reminders, loss_on_references
+        self.drill_traces = tuple(drill_traces)
         self.limit_train, self.limit_dev = limit_train, limit_dev
 
     def prepare_data(self) -> None:
@@ -134,7 +140,9 @@ class PretrainData(PackedData):
                 dialogues = repeat(read_split(world, split, "train"), self.mix["drills"])
                 for number, dialogue in enumerate(dialogues):
                     rng = random.Random(f"drills/{self.seed}/{world.name}/{dialogue.id}/{number}")
-                    self.train_documents.append(encode_drill(dialogue, tokens, rng))
+                    self.train_documents.append(
+                        encode_drill(dialogue, tokens, rng.randint(*self.drill_traces), rng)
+                    )
         if self.mix.get("paragraphs", 0) > 0:
             texts = [t for seed in self.seeds for t in world_text(seed, self.paragraphs_per_world)]
             self.train_documents += [
@@ -223,9 +231,8 @@ def encode_reminders(
     return ids, weights
 
 
-def encode_drill(dialogue: Dialogue, tokens: PlanTokenizer, rng: random.Random) -> Document:
-    """The traces of a stretch of a dialogue, three reminders after each."""
-    length = rng.randint(*DRILL_TRACES)
+def encode_drill(dialogue: Dialogue, tokens: PlanTokenizer, length: int, rng: random.Random) -> Document:
+    """`length` successive traces of a dialogue, three reminders after each."""
     first = rng.randrange(max(1, len(dialogue.traces) - length))
     traces = dialogue.traces[first : first + length]
     ids, weights = [tokens.bos_id], [0.0]

@@ -182,7 +182,7 @@ def check_directory(root: Path, sources: dict[str, dict[str, Row]], max_uses: in
     corpus = {row["id"]: row for row in rows(root / "corpus.jsonl")}
     bounds = {"stage1": (1, 1, 4), "short": (3, 7, 64), "long": (6, 32, 128), "ultra": (33, 67, 10**6)}
     operators: Counter[str] = Counter()
-    used: dict[str, set[str]] = {"train": set(), "dev": set()}
+    used: dict[str, set[str]] = {"train": set(), "dev": set(), "tune": set()}
     for stage, (low, high, most) in bounds.items():
         for path in sorted((root / stage).glob("*.jsonl")):
             uses: Counter[str] = Counter()
@@ -196,7 +196,11 @@ def check_directory(root: Path, sources: dict[str, dict[str, Row]], max_uses: in
                 used[split] |= gids
                 operators.update(turn["operator"] for turn in dialogue["turns"])
             assert max(uses.values(), default=0) <= max_uses
-    _check_split(used, sources)
+    _check_split({split: used[split] for split in ("train", "dev")}, sources)
+    _check_split(
+        {"train": used["train"], "dev": used["tune"]},
+        {"train": sources["train"], "dev": sources.get("tune", {})},
+    )
     return operators
 
 

@@ -18,11 +18,13 @@ from lightning_modules.zero2 import SingleScalePrecision, Zero2Strategy
 from tests.tiny_training import fit_arguments, run_forked, tiny
 
 OVERLAYS = {"musique.yaml", "transformer.yaml"}
+TESTS = {"traces.yaml"}  # `test` has tests of its own
 STAGES = {"stage1.yaml", "stage2.yaml", "stage3.yaml"}
 SHIPPED = sorted(str(path.relative_to(cli.CONFIGS)) for path in cli.CONFIGS.rglob("*.yaml"))
 # What a stage, or a stage under an overlay, is asked for with.
 COMMANDS = sorted(
-    [(name,) for name in SHIPPED if name not in OVERLAYS and not name.startswith("h100x4/")]
+    [(name,) for name in SHIPPED if (STAGES | {"pretrain.yaml"}) & {name}]
+    + [("pretrain.yaml", "references.yaml")]
     + [(Path(name).name, name) for name in SHIPPED if name.startswith("h100x4/")]
     + [(stage, overlay) for stage in sorted(STAGES) for overlay in sorted(OVERLAYS)]
 )
@@ -82,7 +84,7 @@ def parsed(names: tuple[str, ...], *more: str) -> Parsed:
 
 
 def test_all_are_covered() -> None:
-    assert {name for command in COMMANDS for name in command} == set(SHIPPED)
+    assert {name for command in COMMANDS for name in command} | TESTS == set(SHIPPED)
     assert set(SHIPPED) >= STAGES | OVERLAYS | {"pretrain.yaml"} | {f"h100x4/{stage}" for stage in STAGES}
 
 
@@ -92,10 +94,14 @@ def test_is_built_tiny(names: tuple[str, ...]) -> None:
     tiny_options = ["--data.batch_size=2", "--data.limit_dev=2", "--data.limit_train=4"]
     if names[0] == "pretrain.yaml":
         tiny_options += [
-            "--model.architecture.hidden_size=32", "--model.architecture.num_hidden_layers=2",
-            "--model.architecture.head_dim=16", "--data.path=mumu", "--data.seeds=[5]", "--data.paragraphs_per_world=3",
+            "--data.path=mumu", "--data.seeds=[5]", "--data.paragraphs_per_world=3",
             f"--data.tokenizer={tiny().tokenizer}",
         ]  # fmt: skip
+        if "references.yaml" in names:
+            tiny_options.append("--model.init_from=runs/pretrain")
+        else:
+            small = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 16}
+            tiny_options += [f"--model.architecture.{key}={value}" for key, value in small.items()]
     elif "musique.yaml" not in names:
         tiny_options.append("--data.path=mumu")
     made = parsed(names, *ON_THE_CPU, *tiny_options)

@@ -61,7 +61,7 @@ def test_every_stage_is_filled_and_linked(standard):
         "stage1/train.jsonl", "stage1/dev.jsonl", "short/train.jsonl", "short/dev.jsonl", "long/train.jsonl",
         "long/dev.jsonl", "ultra/dev.jsonl", "corpus.jsonl", "sample.html", "manifest.json",
     }  # fmt: skip
-    assert manifest["absent"] == {"ultra/train": "not built: ultra-long dialogues are for evaluation only"}
+    assert list(manifest["absent"]) == ["ultra/train"] and "not built" in manifest["absent"]["ultra/train"]
 
 
 def test_the_oracle_reader_answers_everything_and_needs_the_right_dependencies(standard):
@@ -201,6 +201,25 @@ def test_sizes_and_uses_are_respected(tmp_path):
     assert manifest["absent"]["long/train"] == "not asked for"
     assert "of 500: the source holds no more" in manifest["absent"]["short/dev"]
     check_directory(root, sources, max_uses=2)
+
+
+def test_a_tuning_split_shares_no_evidence_with_training(tmp_path):
+    items = [record for world in range(12) for record in records(world, 12, f"W{chr(97 + world)}x")]
+    path = write(tmp_path / "train.jsonl", items)
+    manifest = mumu.build([path], [], tmp_path / "out", tune=0.3)
+    used = manifest["counts"]["source_questions"]
+    assert used["train"]["used"] > used["tune"]["used"] > 0
+    assert used["tune"]["used"] <= 0.3 * (used["train"]["used"] + used["tune"]["used"])
+    sources = {r["id"]: r for r in items}
+    check_directory(tmp_path / "out", {"train": sources, "tune": sources, "dev": {}})
+    assert all(d["split"] == "tune" for d in rows(tmp_path / "out/stage1/tune.jsonl"))
+    without = mumu.build([path], [], tmp_path / "all")
+    assert (
+        "tune" not in without["counts"]["source_questions"]
+        and not (tmp_path / "all/stage1/tune.jsonl").exists()
+    )
+    with pytest.raises(ValueError, match=r"tune is 1\.5"):
+        mumu.build([path], [], tmp_path / "none", tune=1.5)
 
 
 def test_six_thousand_questions_take_seconds(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from datamodules.packed_data import PlannedTurn, spread
 from datamodules.packing import Document, PackedLoader, pack
-from datamodules.pretrain import PretrainData, encode_plain, render_turn, repeat
+from datamodules.pretrain import repeat
 from datamodules.traces import TraceData, draw_replay, encode_dialogue, planned_turns, read_split
 from inference.traces import TraceDraft, TracePlan
 from tests.tiny_training import tiny
@@ -275,36 +275,3 @@ def test_nothing_fits() -> None:
     data.tokens = tiny().tokens()
     with pytest.raises(ValueError, match=r"no dialogue fits within 5 tokens"):
         data.setup()
-
-
-# -- pretraining ----------------------------------------------------------------------------------------------------
-
-
-def test_plain_text_of_a_turn() -> None:
-    assert render_turn(TURNS[0]) == ("Who sang (A3)?\n", "(1) Who sang it? / sang /\n")
-    assert render_turn(TURNS[1])[1] == "(2) Where is [A1]? / [A1] / [1]\n(3) In [A2]? / [A2] / [2][1]\n"
-
-
-def test_plain_document_weighs_plans_more() -> None:
-    tokens = tiny().tokens()
-    document = encode_plain(TURNS, tokens, 4096, 0.25)
-    assert document is not None
-    assert tokens.decode(document.ids[document.weights == 1.0].tolist()) == "".join(
-        render_turn(turn)[1] for turn in TURNS
-    )
-    assert tokens.decode(document.ids[document.weights == 0.25].tolist()) == "Who sang (A3)?\nAnd where?\n"
-    assert set(document.ids.tolist()).isdisjoint(tokens.structural.values())
-
-
-def test_pretraining_mix() -> None:
-    data = PretrainData(
-        str(tiny().world), seeds=[3], mix={"stage1": 0.5, "short": 2.0, "paragraphs": 1.0},
-        paragraphs_per_world=30, tokenizer=str(tiny().tokenizer), limit_dev=4,
-    )  # fmt: skip
-    data.setup()
-    counts = [len(read_split(tiny().world, split, "train")) for split in ("stage1", "short")]
-    assert len(data.train_documents) == round(0.5 * counts[0]) + 2 * counts[1] + 30
-    assert len(data.dev_documents) == 4
-    assert sum(document.plan_tokens == 0 for document in data.train_documents) == 30
-    with pytest.raises(ValueError, match=r"data\.mix has the unknown key 'ultra'"):
-        PretrainData(mix={"ultra": 1.0})

@@ -287,7 +287,7 @@ def test_validation_loss_is_sum_over_tokens(chain: Path) -> None:
     """Counted again from the exported model, one dialogue at a time."""
     source = chain / "stage2/export"
     model, tokens = load_merged(source).eval(), load_tokens(source)
-    data = TraceData(2, str(tiny().world), limit_dev=6)
+    data = TraceData(2, str(tiny().world), limit_dev=6, loss_on_trace_id=True)
     data.tokens = tokens
     data.setup()
     total, n = 0.0, 0
