@@ -101,9 +101,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Ship the named runs in order; 2 with a message when one is not there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, the base first")
-    for run in parser.parse_args(arguments).runs:
+    parser.add_argument("--command", help="what made the run, where it is more than `fit --config NAME.yaml`")
+    args = parser.parse_args(arguments)
+    for run in args.runs:
         try:
-            target = ship(run, f"python -m lightning_modules.cli fit --config {run.resolve().name}.yaml")
+            made = f"python -m lightning_modules.cli fit --config {run.resolve().name}.yaml"
+            target = ship(run, args.command or made)
         except (OSError, ValueError, yaml.YAMLError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
