@@ -255,6 +255,7 @@ CHATTER = (
     ".*in eval mode.*",
     ".*was deprecated in v4.*",
     ".*JsonargparseDeprecationWarning.*",
+    ".*overridden `transfer_batch_to_device`.*",
 )
 
 
