@@ -64,6 +64,20 @@ class TrainingProgress(RichProgressBar):
             values = self._values(trainer, "val/")
             print(f"  validated after step {trainer.global_step}: {values}", flush=True)
 
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Updates the bar, or prints how far the test is."""
+        super().on_test_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        if not self.terminal and trainer.is_global_zero:
+            print(f"  tested batch {batch_idx + 1} of {trainer.num_test_batches[dataloader_idx]}", flush=True)
+
     def _line(self, trainer: Trainer, total: int) -> None:
         print(f"  step {trainer.global_step:>5} of {total}: {self._values(trainer, 'train/')}", flush=True)
 

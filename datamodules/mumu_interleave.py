@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from datamodules.mumu_model import Trace, Turn
 from datamodules.mumu_operators import DraftTurn, Key, Session, gids_of, traces_of
 from datamodules.mumu_relations import could_denote
-from datamodules.mumu_text import content_words, keywords
+from datamodules.mumu_text import keywords, topic_words
 from datamodules.musique import REFERENCE
 
 COMMON = 200  # a word of more sessions says nothing about the topic
@@ -135,7 +135,7 @@ def pack(
     targets: wanted numbers of turns, one per dialogue; bounds: fewest and most turns. Returns, per dialogue,
     (index of the session in `sessions`, turn). Sessions that fit nowhere are left over.
     """
-    words = [sorted(set(_topic_words(session))) for session in sessions]
+    words = [sorted(topic_words(trace.node for trace in traces_of(session))) for session in sessions]
     postings: dict[str, list[int]] = defaultdict(list)
     for n, bag in enumerate(words):
         for word in bag:
@@ -170,12 +170,6 @@ def pack(
         dialogues.append([(chosen[n], turn) for n, turn in mixed])
         tick()
     return dialogues
-
-
-def _topic_words(session: Session) -> Iterable[str]:
-    for trace in traces_of(session):
-        yield from content_words(trace.node.title)
-        yield from content_words(trace.node.text)
 
 
 def _gather(

@@ -28,7 +28,7 @@ from datamodules.mumu_operators import (
     partial,
     traces_of,
 )
-from datamodules.mumu_text import Wording, content_words
+from datamodules.mumu_text import Wording, topic_words
 from datamodules.musique import SrcGraph
 
 GS_SHARE = 0.7539  # share of Graph Splicing turns in the paper's stage-3 development split
@@ -41,7 +41,7 @@ class Neighbours:
 
     def __init__(self, graphs: Sequence[SrcGraph], common: int = 100):
         self._graphs = graphs
-        self._words = {g.gid: sorted(set(_topic_words(g))) for g in graphs}
+        self._words = {g.gid: sorted(topic_words(g.nodes)) for g in graphs}
         postings: dict[str, list[int]] = defaultdict(list)
         for n, graph in enumerate(graphs):
             for word in self._words[graph.gid]:
@@ -63,12 +63,6 @@ class Neighbours:
                 :limit
             ]
         return self._cache[graph.gid]
-
-
-def _topic_words(graph: SrcGraph) -> Iterable[str]:
-    for node in graph.nodes:
-        yield from content_words(node.title)
-        yield from content_words(node.text)
 
 
 @dataclass

@@ -56,6 +56,11 @@ _FORM_TYPES = ("year", "time", "quantity", "yesno", "country", "state")
 _PHRASE_WORD = {"entity": "one", "quantity": "number", "yesno": "one"}
 
 
+def topic_words(nodes: Iterable[SrcNode]) -> set[str]:
+    """The content words of the titles and sub-questions of some nodes (mumu-qa 4.7: what a topic is made of)."""
+    return {word for node in nodes for text in (node.title, node.text) for word in content_words(text)}
+
+
 def phrase(kind: str, phrases: Mapping[str, str] | None = None) -> str:
     """How a later turn refers to an answer of a type: "that person", "that one" for an untyped entity."""
     if phrases and kind in phrases:

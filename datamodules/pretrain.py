@@ -280,6 +280,8 @@ def weigh_references(
     text: str, ids: Sequence[int], tokens: PlanTokenizer, first_id: int, weight: float
 ) -> list[float]:
     """A weight for each token of the text of a plan: `weight` where it writes the number of an earlier turn's trace."""
+    if weight == 1.0:
+        return [1.0] * len(ids)
     numbers = [m.span(1) for m in _REFERENCE.finditer(text.encode()) if int(m.group(1)) < first_id]
     weights, start = [], 0
     for index in ids:

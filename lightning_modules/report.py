@@ -68,7 +68,7 @@ BIN_COLUMNS = (
 
 def print_bins(run: Path, metrics: dict[str, Any]) -> None:
     """Print the table of a test: a row for every mode and group of turns that metrics.json holds."""
-    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    console = Console(highlight=False, width=None if Console().is_terminal else 170)
     table = Table(title=f"test dialogues, {run.name}", title_justify="left")
     for column in ("mode", "turns of", "n", *BIN_COLUMNS):
         table.add_column(
@@ -93,14 +93,15 @@ def metric_name(mode: str, name: str, group: str) -> str:
 
 
 def measured_groups(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    """(mode, group) of every test result, in the order in which they were measured."""
-    found = []
+    """(mode, group) of every test result: all turns first, then the groups by name."""
+    found: list[tuple[str, str]] = []
     for key in metrics:
         head, _, rest = key.partition("/")
         mode, name, group = ("carried", head, rest) if head in BIN_COLUMNS else (head, *_split(rest))
         if name == "plan_exact_match":
             found.append((mode, group))
-    return found
+    modes = list(dict.fromkeys(mode for mode, _ in found))
+    return sorted(found, key=lambda pair: (modes.index(pair[0]), pair[1]))
 
 
 def _split(key: str) -> tuple[str, str]:

@@ -115,3 +115,19 @@ def test_the_same_texts_give_the_same_file_in_another_process(tmp_path):
 def test_a_vocabulary_below_the_bytes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="257"):
         train_tokenizer(["a"], 200, tmp_path)
+
+
+def test_a_name_is_its_syllables_and_a_trace_number_one_token(tmp_path):
+    """The same tokens wherever a name stands; years stay single digits."""
+    texts = [*world_corpus(range(1000, 1001), 200, 200), *(f"({n}) / [{n}]\n[A{n}]" for n in range(1, 300))]
+    tokens = PlanTokenizer(train_tokenizer(texts, 4089, tmp_path))
+
+    def pieces(text: str) -> list[str]:
+        return [tokens.decode([index]) for index in tokens.encode_text(text)]
+
+    assert pieces("Kantem") == ["Kan", "tem"] and pieces("Who knew Kantem?")[-3:] == ["Kan", "tem", "?"]
+    assert pieces("Kantemville")[:2] == ["Kan", "tem"] and pieces("Kartinia")[:2] == ["Kar", "tin"]
+    for number in (7, 28, 285):
+        assert pieces(str(number)) == [str(number)]
+        assert str(number) in pieces(f"Who is [A{number}]?") and str(number) in pieces(f"[{number}]")
+    assert pieces("1823") == list("1823")
