@@ -74,6 +74,7 @@ def build(
     long_dev: int | None = None,
     tune: float = 0.0,
     max_uses: int = 3,
+    mention_splice: bool = False,
     allow_without_paragraphs: bool = False,
     templates: Sequence[NodeTemplate] = (),
     phrases: Mapping[str, str] | None = None,
@@ -88,7 +89,8 @@ def build(
     the development split (ultra-long ones are for evaluation unless asked for); None takes a share of the source
     questions (short 32 %, long 20 %, ultra 4 %), and what cannot be reached is recorded in the manifest. tune:
     share of the training questions held out, in whole groups, as a third split for choosing settings. max_uses:
-    dialogues of a split one source question may appear in. templates, phrases: extra wordings of sub-questions and of
+    dialogues of a split one source question may appear in. mention_splice: also splice on a root `X >> rel` whose X an
+    earlier turn answered (the paper's operator needs an equal answer). templates, phrases: extra wordings of sub-questions and of
     "that <type>", tried before the built-in ones. report: called with (what, done, total). llm: the model that words
     the questions of realiser "llm", llm_thinking: its thinking mode stays on; the graphs are the same either way.
 
@@ -141,15 +143,20 @@ def build(
         drafted["stage1", split] = [[original(graph)] for graph in source[split]]
     for (stage, split), count in wanted.items():
         rng = random.Random(f"{seed}/{stage}/{split}")
-        pool = Pool(source[split], wording, max_uses)
+        pool = Pool(source[split], wording, max_uses, mention_splice)
         drafted[stage, split] = _build_stage(stage, split, pool, count, rng, tell)
         rejected[f"{stage}/{split}"] = pool.rejections
-    realisation: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    if mention_splice:
+        extra["mention_splices"] = {
+            f"{stage}/{split}": sum(turn.graph.borrowed for turns in drafts for turn in turns)
+            for (stage, split), drafts in drafted.items()
+        }
     if realiser == "llm" and llm is not None:
         from datamodules.mumu_llm import realise
 
         every = [turns for drafts in drafted.values() for turns in drafts]
-        worded, realisation["realisation"] = realise(every, llm, wording, tell, llm_thinking)
+        worded, extra["realisation"] = realise(every, llm, wording, tell, llm_thinking)
         rest = iter(worded)
         drafted = {name: [next(rest) for _ in drafts] for name, drafts in drafted.items()}
     built = {
@@ -174,7 +181,7 @@ def build(
         "rejections": {name: dict(sorted(c.items())) for name, c in rejected.items()},
         "statistics": {f"{s}/{p}": statistics(d) for (s, p), d in built.items() if d},
         "absent": _absent(built, wanted),
-        **realisation,
+        **extra,
     }
     _write(out, built, source, manifest, overwrite)
     return manifest
@@ -366,6 +373,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-uses", default=3, type=int, metavar="N", help="dialogues of a split per source question"
     )
+    parser.add_argument(
+        "--mention-splice", action="store_true",
+        help="also splice on a subject `X >> ...` that an earlier turn answered",
+    )  # fmt: skip
     parser.add_argument("--allow-without-paragraphs", action="store_true", help="accept plan-only records")
     parser.add_argument("--overwrite", action="store_true", help="replace a directory built before")
     args = vars(parser.parse_args(argv))

@@ -279,18 +279,44 @@ def _checked(
     return turn
 
 
-class BridgeIndex:
-    """From a normalised answer to the (graph, node) pairs a splice can enter: non-final nodes with dependants."""
+def borrow(graph: SrcGraph, root: int, known: SrcNode) -> SrcGraph:
+    """`graph` with the subject of its root `X >> rel` turned into a reference to one more node, whose answer is X.
 
-    def __init__(self, graphs: Sequence[SrcGraph]):
+    The further node stands last, so every node keeps its index; it takes its type from `known`, the node of an earlier
+    turn whose answer is X, and X for its title. Splicing with it in the place of the dropped node is a mention splice.
+    """
+    i = len(graph.nodes)
+    subject, relation = graph.nodes[root].text.split(" >> ", 1)
+    entered = replace(graph.nodes[root], text=f"#{i + 1} >> {relation}", refs=(i,))
+    bridge = SrcNode(i, f"{graph.gid}/mention", "", subject, (), None, subject, known.type)
+    nodes = (*graph.nodes[:root], entered, *graph.nodes[root + 1 :], bridge)
+    return replace(graph, nodes=nodes, borrowed=True)
+
+
+class BridgeIndex:
+    """Where a splice can enter, by answer: (graph, node) pairs whose node is not final and has dependants.
+
+    With `mentions`, also graphs one of whose roots is `X >> rel` with X the very answer (mention splice).
+    """
+
+    def __init__(self, graphs: Sequence[SrcGraph], mentions: bool = False):
         self._at: dict[str, list[tuple[SrcGraph, int]]] = {}
+        self._mentioned: dict[str, list[tuple[SrcGraph, int]]] = {}
         for graph in graphs:
             for i in sorted({ref for node in graph.nodes for ref in node.refs}):
                 self._at.setdefault(normalise(graph.nodes[i].answer), []).append((graph, i))
+            for node in graph.nodes if mentions else ():
+                subject, arrow, _ = node.text.partition(" >> ")
+                if arrow and not node.refs:
+                    self._mentioned.setdefault(subject, []).append((graph, node.i))
 
     def candidates(self, trace: DraftTrace) -> list[tuple[SrcGraph, int]]:
         found = self._at.get(normalise(trace.node.answer), [])
-        return [pair for pair in found if pair[0].gid != trace.graph.gid]
+        pairs = [pair for pair in found if pair[0].gid != trace.graph.gid]
+        for graph, root in self._mentioned.get(trace.node.answer, ()):
+            if graph.gid != trace.graph.gid:
+                pairs.append((borrow(graph, root, trace.node), len(graph.nodes)))
+        return pairs
 
 
 def grow_by_splicing(

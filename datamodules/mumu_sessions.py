@@ -72,13 +72,14 @@ class Pool:
     graphs: Sequence[SrcGraph]
     wording: Wording
     max_uses: int
+    mentions: bool = False
     index: BridgeIndex = field(init=False)
     neighbours: Neighbours = field(init=False)
     uses: Counter[str] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.index = BridgeIndex(self.graphs)
+        self.index = BridgeIndex(self.graphs, self.mentions)
         self.neighbours = Neighbours(self.graphs)
 
     def available(self, graph: SrcGraph) -> bool:

@@ -73,7 +73,10 @@ class SrcNode:
 
 @dataclass(frozen=True)
 class SrcGraph:
-    """One MuSiQue question with its decomposition; the last node answers the question."""
+    """One MuSiQue question with its decomposition; the last node answers the question.
+
+    `borrowed`: after its own nodes stands one that is not its own, an answer of an earlier turn (`borrow`).
+    """
 
     gid: str
     shape: str
@@ -82,10 +85,11 @@ class SrcGraph:
     aliases: tuple[str, ...]
     nodes: tuple[SrcNode, ...]
     paragraphs: tuple[Paragraph, ...]
+    borrowed: bool = False
 
     @property
     def final(self) -> int:
-        return len(self.nodes) - 1
+        return len(self.nodes) - 1 - self.borrowed
 
 
 def paragraph_id(title: str, text: str) -> str:

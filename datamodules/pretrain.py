@@ -7,16 +7,28 @@ In:  fictional worlds of other seeds than the one the stages train on (or a buil
 A turn is written as
 
     Which label signed the singer of Blue Rain?
-    (1) Who sang Blue Rain? / sang Blue Rain /
-    (2) Which label signed [A1]? / label signed [A1] / [1]
+    (1)
+    Who sang Blue Rain?
+    sang Blue Rain
+    -
+    (2)
+    Which label signed [A1]?
+    label signed [A1]
+    [1]
+    =
 
-All of it carries loss: the numbered lines with weight 1, questions and paragraphs with `loss_on_query`.
+All of it carries loss: the lines of traces with weight 1, questions and paragraphs with `loss_on_query`. Each field has
+a line of its own, so that its tokens are those it has in a plan: within a line its first word would begin with a blank
+and be another token.
 
 Two things make the state learn fast what a question asks for only once in a while: which trace "that person" means.
 *Reminders* say it, after some turns of some dialogues; *drills* are the bare traces of a stretch of a long dialogue,
 each followed by three reminders, and only the number in a reminder carries loss (docs/decisions.md):
 
-    (2) Which label signed [A1]? / label signed [A1] / [1]
+    (2)
+    Which label signed [A1]?
+    label signed [A1]
+    [1]
     that band [A1]
     that label [A2]
 """
@@ -35,11 +47,11 @@ from datamodules.mumu_relations import could_denote
 from datamodules.mumu_text import phrase
 from datamodules.packed_data import PackedData, PlannedTurn, describe, log, spread
 from datamodules.packing import Document
-from datamodules.tokenizer import train_tokenizer, world_corpus
+from datamodules.tokenizer import TOKENIZER_VERSION, train_tokenizer, world_corpus
 from datamodules.traces import draft, planned_turns, read_split
 from datamodules.world import GENERATOR_VERSION, build_world, default_world, memory_home, world_text
 from inference.tokens import PlanTokenizer
-from inference.traces import TracePlan, sanitise_query
+from inference.traces import TraceDraft, TracePlan, sanitise_query
 
 SPLITS = ("stage1", "short", "long", "ultra")
 KINDS = (*SPLITS, "drills", "paragraphs")
@@ -181,7 +193,7 @@ class PretrainData(PackedData):
     def _tokenizer(self) -> Path:
         if self.tokenizer is not None:
             return Path(self.tokenizer)
-        target = memory_home() / f"tokenizer-{GENERATOR_VERSION}-{self.vocab_size}"
+        target = memory_home() / f"tokenizer-{TOKENIZER_VERSION}-{self.vocab_size}"
         if not (target / "tokenizer.json").is_file():
             log.info("training a tokenizer of %s tokens into %s", f"{self.vocab_size:,}", target)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -198,12 +210,14 @@ def render_turn(turn: PlannedTurn) -> tuple[str, str]:
 
 
 def render_plan(plan: TracePlan) -> str:
-    """One line a trace: `(29) sub-question / keywords / [28]`."""
-    lines = []
-    for trace in plan.traces:
-        deps = "".join(f"[{dep}]" for dep in trace.deps)
-        lines.append(f"({trace.id}) {trace.sub_question} / {trace.keywords} / {deps}".rstrip() + "\n")
-    return "".join(lines)
+    """The lines of its traces, and a line `=` that ends it."""
+    return "".join(map(render_trace, plan.traces)) + "=\n"
+
+
+def render_trace(trace: TraceDraft) -> str:
+    """Four lines: `(29)`, sub-question, keywords, and `[28]` or `-`."""
+    deps = "".join(f"[{dep}]" for dep in trace.deps) or "-"
+    return f"({trace.id})\n{trace.sub_question}\n{trace.keywords}\n{deps}\n"
 
 
 def draw_reminders(known: Sequence[Trace], most: int, rng: random.Random) -> list[tuple[str, int]]:
@@ -237,7 +251,7 @@ def encode_drill(dialogue: Dialogue, tokens: PlanTokenizer, length: int, rng: ra
     traces = dialogue.traces[first : first + length]
     ids, weights = [tokens.bos_id], [0.0]
     for n, trace in enumerate(traces, start=1):
-        line = tokens.encode_text(render_plan(TracePlan((draft(trace),))))
+        line = tokens.encode_text(render_trace(draft(trace)))
         reminder_ids, reminder_weights = encode_reminders(draw_reminders(traces[:n], 3, rng), tokens)
         ids += line + reminder_ids
         weights += [0.0] * len(line) + reminder_weights
@@ -314,7 +328,7 @@ def _world(seed: int, questions: int) -> Path:
 
 
 def _tokenizer_texts() -> Iterator[str]:
-    """Texts of worlds nobody trains or is evaluated on, and the numbers and brackets of rendered plans."""
+    """Texts of worlds nobody trains or is evaluated on, and the numbers and signs of rendered plans."""
     yield from world_corpus()
     for number in range(1, 300):
-        yield f"({number}) / [{number}]\n[A{number}]"
+        yield f"({number})\n[{number}]\n-\n=\n[A{number}]"

@@ -70,10 +70,21 @@ def check_dialogue(dialogue: Row, sources: dict[str, Row], corpus: dict[str, Row
         _check_turn(dialogue, turn, turn_of, sources)
 
 
+def mentions_answer(trace: Row, text: str) -> bool:
+    """Whether the trace refers to an earlier answer where its source names a subject `X >> ...` (mention splice)."""
+    named = re.search(r"(?<!\w)#\d", text)
+    return not named and re.match(r"\[A\d+\] >> ", trace["sub_question"]) is not None
+
+
 def _check_substitution(trace: Row, by_id: dict[int, Row], sources: dict[str, Row]) -> None:
     text, own = source_text(sources, trace), source_answers(sources, trace)
     refs = [int(k) for k in re.findall(r"(?<!\w)#(\d+)\b", text)]
     named = [int(k) for k in REF.findall(trace["sub_question"])]
+    if mentions_answer(trace, text):
+        (k,) = named
+        assert trace["sub_question"].replace(f"[A{k}]", by_id[k]["answer"]) == text  # I3
+        assert trace["answer"] == own[trace["source"][1] + 1]
+        return
     assert len(refs) == len(named)
     bridged = False
     for k, r in zip(named, refs, strict=True):

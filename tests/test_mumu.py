@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from datamodules import mumu
 from inference.traces import TraceDraft, TracePlan, linearise, parse, references
-from tests.mumu_invariants import OracleReader, check_directory, rows, traces
+from tests.mumu_invariants import OracleReader, check_directory, mentions_answer, rows, source_text, traces
 from tests.mumu_sources import records, write
 
 Sources = dict[str, dict[str, dict[str, Any]]]
@@ -42,15 +42,28 @@ def standard(tmp_path_factory) -> tuple[Path, Sources, dict[str, Any]]:
     return built(folder, 7, 300, 300, entities=25, short=40, long=15, short_dev=25, long_dev=8, ultra=3)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 90), st.integers(1, 30))
+@given(st.integers(0, 10**6), st.integers(1, 90), st.integers(1, 30), st.booleans())
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_invariants_hold_on_random_sources(seed, train, dev):
+def test_invariants_hold_on_random_sources(seed, train, dev, mentions):
     with tempfile.TemporaryDirectory() as folder:
-        root, sources, manifest = built(Path(folder), seed, train, dev)
+        root, sources, manifest = built(Path(folder), seed, train, dev, mention_splice=mentions)
         check_directory(root, sources)
         assert set(manifest["statistics"]) == {
             f"{path.parent.name}/{path.stem}" for path in root.glob("*/*.jsonl")
         }
+
+
+def test_mention_splices_are_an_option(tmp_path, standard):
+    root, sources, manifest = built(tmp_path, 1, 120, 40, mention_splice=True)
+    check_directory(root, sources)
+    assert manifest["mention_splices"]["short/train"] > 0 and "mention_splices" not in standard[2]
+    found = [
+        trace
+        for dialogue in rows(root / "short" / "train.jsonl")
+        for trace in traces(dialogue)
+        if mentions_answer(trace, source_text(sources["train"], trace))
+    ]
+    assert len(found) == manifest["mention_splices"]["short/train"]
 
 
 def test_every_stage_is_filled_and_linked(standard):

@@ -78,6 +78,27 @@ def test_splice_by_hand():
     assert rows[1].answer == "1999" and rows[1].aliases == ("alias",)
 
 
+def test_mention_splice_by_hand():
+    """A root about "Virgin", which an earlier turn answered, becomes a question about that turn's answer."""
+    owner = graph("owner", ("Virgin >> founder", "Fay"), ("when was #1 born", "1951"))
+    short = graph("short", ("Mute >> founder", "Fay"), ("when was #1 born", "1951"))
+    first = original(ALBUM)
+    k = first.traces[1]
+    assert BridgeIndex([ALBUM, owner]).candidates(k) == []
+    ((borrowed, r),) = BridgeIndex([ALBUM, owner, short], mentions=True).candidates(k)
+    assert (borrowed.final, r) == (1, 2) and owner.nodes[0].refs == ()
+    turn = splice((first,), k, borrowed, r, WORDS)
+    assert (turn.operator, turn.phrase, turn.antecedent) == ("GS_C", "that company", ("album", 1))
+    assert turn.question == "When was the founder of that company born?"
+    rows = finalise([first, turn])
+    assert [t.sub_question for t in rows[1].traces] == ["[A2] >> founder", "when was [A4] born"]
+    assert [t.deps for t in rows[1].traces] == [(2,), (4,)]
+    assert [t.source for t in rows[1].traces] == [("owner", 0), ("owner", 1)]
+    ((borrowed, r),) = BridgeIndex([short], mentions=True).candidates(original(SPOUSE).traces[1])
+    with pytest.raises(Rejected, match="other_entity"):  # "Mute" is too short a string to be sure
+        splice((original(SPOUSE),), original(SPOUSE).traces[1], borrowed, r, WORDS)
+
+
 def test_relocation_by_hand():
     carrier, follow = relocate((original(RIVER),), SPOUSE, WORDS)
     assert [t.key for t in carrier.traces] == [("spouse", 0), ("river", 0), ("river", 1)]

@@ -65,7 +65,7 @@ def test_references_to_earlier_turns_weigh_more() -> None:
 
 def test_weights_follow_bytes_not_characters() -> None:
     tokens = tiny().tokens()
-    text = "(3) Who knew Zoë \U0001f600 and [A1]? / [A1] [A2] / [1][2]\n"
+    text = "(3)\nWho knew Zoë \U0001f600 and [A1]?\n[A1] [A2]\n[1][2]\n=\n"
     ids = tokens.encode_text(text)
     weights = weigh_references(text, ids, tokens, first_id=2, weight=3.0)
     assert tokens.decode([i for i, w in zip(ids, weights, strict=True) if w == 3.0]) == "111"
@@ -96,7 +96,7 @@ def test_a_drill_is_a_stretch_of_traces_with_reminders() -> None:
     tokens = tiny().tokens()
     document = encode_drill(dialogue(), tokens, 6, random.Random(1))
     text = tokens.decode(document.ids[1:].tolist())
-    numbers = [int(n) for n in re.findall(r"^\((\d+)\)", text, re.M)]
+    numbers = [int(n) for n in re.findall(r"^\((\d+)\)$", text, re.M)]
     assert len(numbers) == 6 and all(b == a + 1 for a, b in pairwise(numbers))
     said = re.findall(r"^that .* \[A(\d+)\]$", text, re.M)
     assert len(said) >= 6 and {int(n) for n in said} <= set(numbers)
