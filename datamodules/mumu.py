@@ -90,9 +90,9 @@ def build(
     questions (short 32 %, long 20 %, ultra 4 %), and what cannot be reached is recorded in the manifest. tune:
     share of the training questions held out, in whole groups, as a third split for choosing settings. max_uses:
     dialogues of a split one source question may appear in. mention_splice: also splice on a root `X >> rel` whose X an
-    earlier turn answered (the paper's operator needs an equal answer). templates, phrases: extra wordings of sub-questions and of
-    "that <type>", tried before the built-in ones. report: called with (what, done, total). llm: the model that words
-    the questions of realiser "llm", llm_thinking: its thinking mode stays on; the graphs are the same either way.
+    earlier turn answered. templates, phrases: extra wordings of sub-questions and of "that <type>", tried before the
+    built-in ones. report: called with (what, done, total). llm: the model that words the questions of realiser
+    "llm", llm_thinking: its thinking mode stays on; the graphs are the same either way.
 
     Written to a temporary directory beside `out` and renamed at the end. Raises ValueError for malformed
     sources (file, line, field), an unknown realiser or impossible sizes, FileNotFoundError for a missing
