@@ -4,31 +4,25 @@ In:  fictional worlds of other seeds than the one the stages train on (or a buil
      encyclopedia paragraphs. Out: packed batches of plain text: the structural tokens stay unknown to the base, as they
      are to Mamba-2 2.7B, and stage 1 teaches them. design.md section 4 (embedded default).
 
-A turn is written as
+A turn is written in one of two layouts, `inline` and `lines`:
 
-    Which label signed the singer of Blue Rain?
-    (1)
-    Who sang Blue Rain?
-    sang Blue Rain
-    -
-    (2)
-    Which label signed [A1]?
-    label signed [A1]
-    [1]
-    =
+    Which label signed the singer of Blue Rain?                     Which label signed the singer of Blue Rain?
+    (1) Who sang Blue Rain? / sang Blue Rain /                      (1)
+    (2) Which label signed [A1]? / label signed [A1] / [1]          Who sang Blue Rain?
+                                                                    sang Blue Rain
+                                                                    -
+                                                                    (2)
+                                                                    …
+                                                                    =
 
-All of it carries loss: the lines of traces with weight 1, questions and paragraphs with `loss_on_query`. Each field has
-a line of its own, so that its tokens are those it has in a plan: within a line its first word would begin with a blank
-and be another token.
+All of it carries loss: the lines of traces with weight 1, questions and paragraphs with `loss_on_query`. Within a line
+the first word of a field begins with a blank and is another token than in a plan; on its own line it is the same one.
 
 Two things make the state learn fast what a question asks for only once in a while: which trace "that person" means.
 *Reminders* say it, after some turns of some dialogues; *drills* are the bare traces of a stretch of a long dialogue,
 each followed by three reminders, and only the number in a reminder carries loss (docs/decisions.md):
 
-    (2)
-    Which label signed [A1]?
-    label signed [A1]
-    [1]
+    (2) Which label signed [A1]? / label signed [A1] / [1]
     that band [A1]
     that label [A2]
 """
@@ -41,20 +35,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 from datamodules.mumu import Dialogue, Trace
 from datamodules.mumu_relations import could_denote
 from datamodules.mumu_text import phrase
 from datamodules.packed_data import PackedData, PlannedTurn, describe, log, spread
 from datamodules.packing import Document
-from datamodules.tokenizer import TOKENIZER_VERSION, train_tokenizer, world_corpus
+from datamodules.tokenizer import train_tokenizer, world_corpus
 from datamodules.traces import draft, planned_turns, read_split
 from datamodules.world import GENERATOR_VERSION, build_world, default_world, memory_home, world_text
 from inference.tokens import PlanTokenizer
-from inference.traces import TraceDraft, TracePlan, sanitise_query
+from inference.traces import TraceDraft, sanitise_query
 
 SPLITS = ("stage1", "short", "long", "ultra")
 KINDS = (*SPLITS, "drills", "paragraphs")
+Layout = Literal["inline", "lines"]
 _REFERENCE = re.compile(rb"\[A?(\d+)\]")
 
 
@@ -74,6 +70,7 @@ class PretrainData(PackedData):
         tokenizer: a tokenizer directory to use instead of training one.
         batch_size: documents in a batch of one process.
         val_batch_size: documents in a validation batch.
+        layout: `inline` writes a trace on one line, `lines` gives each of its fields a line.
         max_length: tokens of a document; a longer dialogue is cut at a turn border.
         loss_on_query: weight of questions and paragraphs in the loss.
         loss_on_references: weight of references to earlier turns in the numbered lines (the rest of a line weighs 1).
@@ -96,6 +93,7 @@ class PretrainData(PackedData):
         tokenizer: str | None = None,
         batch_size: int = 16,
         val_batch_size: int = 16,
+        layout: Layout = "inline",
         max_length: int = 2048,
         loss_on_query: float = 0.1,
         loss_on_references: float = 1.0,
@@ -117,6 +115,9 @@ class PretrainData(PackedData):
             raise ValueError(f"data.mix has the unknown key {unknown[0]!r}: it knows {', '.join(KINDS)}")
         self.paragraphs_per_world = paragraphs_per_world
         self.vocab_size, self.tokenizer = vocab_size, tokenizer
+        if layout not in get_args(Layout):
+            raise ValueError(f"data.layout is {layout!r}: it is {' or '.join(get_args(Layout))}")
+        self.layout: Layout = layout
         self.max_length, self.loss_on_query = max_length, loss_on_query
         if not 0 <= reminders <= 1:
             raise ValueError(f"data.reminders is {reminders}: it is a share of the dialogues, from 0 to 1")
@@ -153,7 +154,7 @@ class PretrainData(PackedData):
                 for number, dialogue in enumerate(dialogues):
                     rng = random.Random(f"drills/{self.seed}/{world.name}/{dialogue.id}/{number}")
                     self.train_documents.append(
-                        encode_drill(dialogue, tokens, rng.randint(*self.drill_traces), rng)
+                        encode_drill(dialogue, tokens, rng.randint(*self.drill_traces), rng, self.layout)
                     )
         if self.mix.get("paragraphs", 0) > 0:
             texts = [t for seed in self.seeds for t in world_text(seed, self.paragraphs_per_world)]
@@ -179,7 +180,13 @@ class PretrainData(PackedData):
             rng = random.Random(f"reminders/{key}/{dialogue.id}/{number}")
             asked = rng if rng.random() < reminders else None
             document = encode_plain(
-                dialogue, tokens, self.max_length, self.loss_on_query, self.loss_on_references, asked
+                dialogue,
+                tokens,
+                self.max_length,
+                self.loss_on_query,
+                self.loss_on_references,
+                asked,
+                self.layout,
             )
             if document is not None:
                 documents.append(document)
@@ -193,7 +200,7 @@ class PretrainData(PackedData):
     def _tokenizer(self) -> Path:
         if self.tokenizer is not None:
             return Path(self.tokenizer)
-        target = memory_home() / f"tokenizer-{TOKENIZER_VERSION}-{self.vocab_size}"
+        target = memory_home() / f"tokenizer-{GENERATOR_VERSION}-{self.vocab_size}"
         if not (target / "tokenizer.json").is_file():
             log.info("training a tokenizer of %s tokens into %s", f"{self.vocab_size:,}", target)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -204,20 +211,18 @@ class PretrainData(PackedData):
         return target
 
 
-def render_turn(turn: PlannedTurn) -> tuple[str, str]:
-    """The question's line, and the lines of its traces."""
-    return sanitise_query(turn.question).strip() + "\n", render_plan(turn.plan)
+def render_turn(turn: PlannedTurn, layout: Layout = "inline") -> tuple[str, str]:
+    """The question's line, and the lines of its traces (in the layout `lines` a further one, `=`, ends them)."""
+    plan = "".join(render_trace(trace, layout) for trace in turn.plan.traces)
+    return sanitise_query(turn.question).strip() + "\n", plan + ("=\n" if layout == "lines" else "")
 
 
-def render_plan(plan: TracePlan) -> str:
-    """The lines of its traces, and a line `=` that ends it."""
-    return "".join(map(render_trace, plan.traces)) + "=\n"
-
-
-def render_trace(trace: TraceDraft) -> str:
-    """Four lines: `(29)`, sub-question, keywords, and `[28]` or `-`."""
-    deps = "".join(f"[{dep}]" for dep in trace.deps) or "-"
-    return f"({trace.id})\n{trace.sub_question}\n{trace.keywords}\n{deps}\n"
+def render_trace(trace: TraceDraft, layout: Layout = "inline") -> str:
+    """`(29) sub-question / keywords / [28]` on one line, or on four."""
+    deps = "".join(f"[{dep}]" for dep in trace.deps)
+    if layout == "lines":
+        return f"({trace.id})\n{trace.sub_question}\n{trace.keywords}\n{deps or '-'}\n"
+    return f"({trace.id}) {trace.sub_question} / {trace.keywords} / {deps}".rstrip() + "\n"
 
 
 def draw_reminders(known: Sequence[Trace], most: int, rng: random.Random) -> list[tuple[str, int]]:
@@ -245,13 +250,15 @@ def encode_reminders(
     return ids, weights
 
 
-def encode_drill(dialogue: Dialogue, tokens: PlanTokenizer, length: int, rng: random.Random) -> Document:
+def encode_drill(
+    dialogue: Dialogue, tokens: PlanTokenizer, length: int, rng: random.Random, layout: Layout = "inline"
+) -> Document:
     """`length` successive traces of a dialogue, three reminders after each."""
     first = rng.randrange(max(1, len(dialogue.traces) - length))
     traces = dialogue.traces[first : first + length]
     ids, weights = [tokens.bos_id], [0.0]
     for n, trace in enumerate(traces, start=1):
-        line = tokens.encode_text(render_trace(draft(trace)))
+        line = tokens.encode_text(render_trace(draft(trace), layout))
         reminder_ids, reminder_weights = encode_reminders(draw_reminders(traces[:n], 3, rng), tokens)
         ids += line + reminder_ids
         weights += [0.0] * len(line) + reminder_weights
@@ -265,6 +272,7 @@ def encode_plain(
     query_weight: float,
     reference_weight: float = 1.0,
     reminders: random.Random | None = None,
+    layout: Layout = "inline",
 ) -> Document | None:
     """The longest prefix of whole turns within `max_length` as plain text; None where not one turn fits.
 
@@ -273,7 +281,7 @@ def encode_plain(
     ids, weights, plan_tokens = [tokens.bos_id], [0.0], 0
     known: list[Trace] = []
     for turn, planned in zip(dialogue.turns, planned_turns(dialogue), strict=True):
-        question_text, plan_text = render_turn(planned)
+        question_text, plan_text = render_turn(planned, layout)
         question, plan = tokens.encode_text(question_text), tokens.encode_text(plan_text)
         plan_weights = weigh_references(plan_text, plan, tokens, turn.traces[0].id, reference_weight)
         known += turn.traces
@@ -328,7 +336,7 @@ def _world(seed: int, questions: int) -> Path:
 
 
 def _tokenizer_texts() -> Iterator[str]:
-    """Texts of worlds nobody trains or is evaluated on, and the numbers and signs of rendered plans."""
+    """Texts of worlds nobody trains or is evaluated on, and the numbers and brackets of rendered plans."""
     yield from world_corpus()
     for number in range(1, 300):
-        yield f"({number})\n[{number}]\n-\n=\n[A{number}]"
+        yield f"({number}) / [{number}]\n[A{number}]"

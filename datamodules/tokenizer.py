@@ -24,9 +24,6 @@ from datamodules.world import world_questions, world_text
 from datamodules.world_names import first_syllables, last_syllables, syllable_patterns
 
 END_OF_TEXT = "<|endoftext|>"
-TOKENIZER_VERSION = (
-    "3"  # of the embedded tokenizer: another version is trained anew, not taken from the cache
-)
 _MIN_VOCABULARY = 257  # the 256 bytes and the end token
 
 

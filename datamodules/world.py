@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import mumu
-from datamodules.mumu_text import keywords
 from datamodules.world_facts import make_world
 from datamodules.world_questions import QuestionMaker
 from datamodules.world_relations import node_templates
@@ -71,7 +69,7 @@ def world_text(seed: int, n: int) -> Iterator[str]:
 
 
 def world_questions(seed: int, n: int) -> Iterator[str]:
-    """Yield `n` texts of training worlds: a composed question, then each sub-question and its keywords, a line each."""
+    """Yield `n` texts, each a composed question followed by its sub-questions, of training worlds."""
     yield from _repeat(seed, n, lambda part: _questions_of(seed, part))
 
 
@@ -96,8 +94,8 @@ def _questions_of(seed: int, part: int) -> Iterator[str]:
     rng = _generator(seed, "question text", str(part))
     maker = QuestionMaker(make_world(rng, "train", size=1000), rng, 1, full_contexts=False)
     for record in maker.records(1000):
-        steps = [re.sub(r"#(\d+)", r"[A\1]", node["question"]) for node in record["question_decomposition"]]
-        yield "\n".join([record["question"], *(line for step in steps for line in (step, keywords(step)))])
+        steps = [node["question"].replace("#", "[A") for node in record["question_decomposition"]]
+        yield "\n".join([record["question"], *steps])
 
 
 def build_world(

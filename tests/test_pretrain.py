@@ -11,7 +11,9 @@ import pytest
 from datamodules.mumu import Dialogue
 from datamodules.mumu_relations import could_denote
 from datamodules.mumu_text import phrase
+from datamodules.packed_data import PlannedTurn
 from datamodules.pretrain import (
+    Layout,
     PretrainData,
     draw_reminders,
     encode_drill,
@@ -21,6 +23,7 @@ from datamodules.pretrain import (
     weigh_references,
 )
 from datamodules.traces import planned_turns, read_split
+from inference.traces import TraceDraft, TracePlan
 from tests.tiny_training import tiny
 
 
@@ -28,15 +31,41 @@ def dialogue(split: str = "long", number: int = 0) -> Dialogue:
     return read_split(tiny().world, split, "train")[number]
 
 
-def test_a_dialogue_reads_as_questions_and_numbered_lines() -> None:
+LAYOUTS = pytest.mark.parametrize("layout", ["inline", "lines"])
+
+
+@LAYOUTS
+def test_a_dialogue_reads_as_questions_and_numbered_lines(layout: Layout) -> None:
     tokens, given = tiny().tokens(), dialogue()
-    document = encode_plain(given, tokens, 10_000, 0.25)
+    document = encode_plain(given, tokens, 10_000, 0.25, layout=layout)
     assert document is not None
-    rendered = [render_turn(turn) for turn in planned_turns(given)]
+    rendered = [render_turn(turn, layout) for turn in planned_turns(given)]
     assert tokens.decode(document.ids[1:].tolist()) == "".join(q + plan for q, plan in rendered)
     assert tokens.decode(document.ids[document.weights == 0.25].tolist()) == "".join(q for q, _ in rendered)
     assert tokens.decode(document.ids[document.weights == 1.0].tolist()) == "".join(p for _, p in rendered)
     assert set(document.ids.tolist()).isdisjoint(tokens.structural.values())
+
+
+def test_layouts() -> None:
+    traces = (TraceDraft(1, "Who sang it?", "sang", ()), TraceDraft(2, "Who knew [A1]?", "knew [A1]", (1,)))
+    turn = PlannedTurn("Who knew its singer?", TracePlan(traces))
+    assert render_turn(turn) == (
+        "Who knew its singer?\n",
+        "(1) Who sang it? / sang /\n(2) Who knew [A1]? / knew [A1] / [1]\n",
+    )
+    assert (
+        render_turn(turn, "lines")[1]
+        == "(1)\nWho sang it?\nsang\n-\n(2)\nWho knew [A1]?\nknew [A1]\n[1]\n=\n"
+    )
+
+
+def test_on_lines_a_field_has_the_tokens_it_has_in_a_plan() -> None:
+    """So the base needs no other word for "city" than the stages do."""
+    tokens = tiny().tokens()
+    for turn in planned_turns(dialogue()):
+        plan = tokens.encode_plan(turn.plan)[0]
+        text = tokens.encode_text(render_turn(turn, "lines")[1])
+        assert [i for i in plan if i in text] == [i for i in text if i in plan]
 
 
 def test_a_long_dialogue_is_cut_at_a_turn_border() -> None:
@@ -50,14 +79,15 @@ def test_a_long_dialogue_is_cut_at_a_turn_border() -> None:
     assert encode_plain(given, tokens, 5, 0.0) is None
 
 
-def test_references_to_earlier_turns_weigh_more() -> None:
+@LAYOUTS
+def test_references_to_earlier_turns_weigh_more(layout: Layout) -> None:
     tokens = tiny().tokens()
     for given in read_split(tiny().world, "short", "train"):
-        document = encode_plain(given, tokens, 10_000, 0.0, reference_weight=5.0)
+        document = encode_plain(given, tokens, 10_000, 0.0, reference_weight=5.0, layout=layout)
         assert document is not None
         first, wanted = 1, ""
         for turn in planned_turns(given):
-            numbers = re.findall(r"\[A?(\d+)\]", render_turn(turn)[1])
+            numbers = re.findall(r"\[A?(\d+)\]", render_turn(turn, layout)[1])
             wanted += "".join(n for n in numbers if int(n) < first)
             first += len(turn.plan.traces)
         assert tokens.decode(document.ids[document.weights == 5.0].tolist()) == wanted
@@ -92,11 +122,12 @@ def test_only_the_number_of_a_reminder_carries_loss() -> None:
     assert tokens.decode([i for i, w in zip(ids, weights, strict=True) if w]) == "5]\n123]\n"
 
 
-def test_a_drill_is_a_stretch_of_traces_with_reminders() -> None:
+@LAYOUTS
+def test_a_drill_is_a_stretch_of_traces_with_reminders(layout: Layout) -> None:
     tokens = tiny().tokens()
-    document = encode_drill(dialogue(), tokens, 6, random.Random(1))
+    document = encode_drill(dialogue(), tokens, 6, random.Random(1), layout)
     text = tokens.decode(document.ids[1:].tolist())
-    numbers = [int(n) for n in re.findall(r"^\((\d+)\)$", text, re.M)]
+    numbers = [int(n) for n in re.findall(r"^\((\d+)\)", text, re.M)]
     assert len(numbers) == 6 and all(b == a + 1 for a, b in pairwise(numbers))
     said = re.findall(r"^that .* \[A(\d+)\]$", text, re.M)
     assert len(said) >= 6 and {int(n) for n in said} <= set(numbers)
@@ -132,6 +163,7 @@ def test_the_mix() -> None:
     ("options", "message"),
     [
         ({"mix": {"epic": 1.0}}, r"data\.mix has the unknown key 'epic'"),
+        ({"layout": "table"}, r"data\.layout is 'table': it is inline or lines"),
         ({"reminders": 1.5}, r"data\.reminders is 1\.5"),
         ({"drill_traces": (5, 2)}, r"data\.drill_traces is \[5, 2\]"),
     ],
