@@ -24,7 +24,7 @@ SHIPPED = sorted(str(path.relative_to(cli.CONFIGS)) for path in cli.CONFIGS.rglo
 # What a stage, or a stage under an overlay, is asked for with.
 COMMANDS = sorted(
     [(name,) for name in SHIPPED if (STAGES | {"pretrain.yaml"}) & {name}]
-    + [("pretrain.yaml", "references.yaml")]
+    + [("pretrain.yaml", "references.yaml"), ("pretrain.yaml", "lines.yaml")]
     + [(Path(name).name, name) for name in SHIPPED if name.startswith("h100x4/")]
     + [(stage, overlay) for stage in sorted(STAGES) for overlay in sorted(OVERLAYS)]
 )
