@@ -97,7 +97,7 @@ def test_is_built_tiny(names: tuple[str, ...]) -> None:
             "--data.path=mumu", "--data.seeds=[5]", "--data.paragraphs_per_world=3",
             f"--data.tokenizer={tiny().tokenizer}",
         ]  # fmt: skip
-        if "references.yaml" in names:
+        if len(names) > 1:  # a later pass
             tiny_options.append("--model.init_from=runs/pretrain")
         else:
             small = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 16}
