@@ -76,6 +76,7 @@ class PretrainData(PackedData):
         loss_on_references: weight of references to earlier turns in the numbered lines (the rest of a line weighs 1).
         reminders: share of the dialogues that carry reminders.
         drill_traces: fewest and most traces of a drill.
+        drill_reminders: reminders after each of its traces (fewer where fewer types are known).
         limit_train: use only this many documents (spread evenly).
         limit_dev: use only this many development dialogues.
         seed: order of the documents, together with the epoch.
@@ -99,6 +100,7 @@ class PretrainData(PackedData):
         loss_on_references: float = 1.0,
         reminders: float = 0.0,
         drill_traces: tuple[int, int] = (6, 40),
+        drill_reminders: int = 3,
         limit_train: int | None = None,
         limit_dev: int | None = None,
         seed: int = 42,
@@ -126,7 +128,9 @@ class PretrainData(PackedData):
                 f"data.drill_traces is {list(drill_traces)}: it is the fewest and the most traces"
             )
         self.reminders, self.loss_on_references = reminders, loss_on_references
-        self.drill_traces = tuple(drill_traces)
+        if drill_reminders < 1:
+            raise ValueError(f"data.drill_reminders is {drill_reminders}: it must be 1 or more")
+        self.drill_traces, self.drill_reminders = tuple(drill_traces), drill_reminders
         self.limit_train, self.limit_dev = limit_train, limit_dev
 
     def prepare_data(self) -> None:
@@ -154,7 +158,14 @@ class PretrainData(PackedData):
                 for number, dialogue in enumerate(dialogues):
                     rng = random.Random(f"drills/{self.seed}/{world.name}/{dialogue.id}/{number}")
                     self.train_documents.append(
-                        encode_drill(dialogue, tokens, rng.randint(*self.drill_traces), rng, self.layout)
+                        encode_drill(
+                            dialogue,
+                            tokens,
+                            rng.randint(*self.drill_traces),
+                            rng,
+                            self.layout,
+                            self.drill_reminders,
+                        )
                     )
         if self.mix.get("paragraphs", 0) > 0:
             texts = [t for seed in self.seeds for t in world_text(seed, self.paragraphs_per_world)]
@@ -251,15 +262,20 @@ def encode_reminders(
 
 
 def encode_drill(
-    dialogue: Dialogue, tokens: PlanTokenizer, length: int, rng: random.Random, layout: Layout = "inline"
+    dialogue: Dialogue,
+    tokens: PlanTokenizer,
+    length: int,
+    rng: random.Random,
+    layout: Layout = "inline",
+    reminders: int = 3,
 ) -> Document:
-    """`length` successive traces of a dialogue, three reminders after each."""
+    """`length` successive traces of a dialogue, up to `reminders` reminders after each."""
     first = rng.randrange(max(1, len(dialogue.traces) - length))
     traces = dialogue.traces[first : first + length]
     ids, weights = [tokens.bos_id], [0.0]
     for n, trace in enumerate(traces, start=1):
         line = tokens.encode_text(render_trace(draft(trace), layout))
-        reminder_ids, reminder_weights = encode_reminders(draw_reminders(traces[:n], 3, rng), tokens)
+        reminder_ids, reminder_weights = encode_reminders(draw_reminders(traces[:n], reminders, rng), tokens)
         ids += line + reminder_ids
         weights += [0.0] * len(line) + reminder_weights
     return Document.of(ids, weights, 0)

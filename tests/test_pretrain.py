@@ -133,6 +133,8 @@ def test_a_drill_is_a_stretch_of_traces_with_reminders(layout: Layout) -> None:
     assert len(said) >= 6 and {int(n) for n in said} <= set(numbers)
     assert tokens.decode(document.ids[document.weights > 0].tolist()) == "".join(f"{n}]\n" for n in said)
     assert document.plan_tokens == 0
+    denser = encode_drill(dialogue(), tokens, 6, random.Random(1), layout, reminders=9)
+    assert (denser.weights > 0).sum() > (document.weights > 0).sum()
 
 
 def test_the_mix() -> None:
@@ -164,6 +166,7 @@ def test_the_mix() -> None:
     [
         ({"mix": {"epic": 1.0}}, r"data\.mix has the unknown key 'epic'"),
         ({"layout": "table"}, r"data\.layout is 'table': it is inline or lines"),
+        ({"drill_reminders": 0}, r"data\.drill_reminders is 0"),
         ({"reminders": 1.5}, r"data\.reminders is 1\.5"),
         ({"drill_traces": (5, 2)}, r"data\.drill_traces is \[5, 2\]"),
     ],
