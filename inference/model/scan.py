@@ -299,7 +299,7 @@ def _span_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_BHPN, previous_idx_B
     entering, final_BHPN = _pass_states(cum_BZQH[:, :, -1], added_BZHPN, initial_BHPN, ends_BZ)
 
     # 4. What the entering state contributes: one (Q, N) by (N, heads x P) product per group.
-    entering = entering.to(dtype).view(batch, chunks, groups, per_group * dim, state)
+    entering = entering.to(dtype).reshape(batch, chunks, groups, per_group * dim, state)
     carried = torch.matmul(C_BZQGN.transpose(2, 3), entering.transpose(3, 4))  # (B, Z, G, Q, HgP)
     carried = carried.transpose(2, 3).reshape(batch, chunks, chunk, heads, dim)
     from_start = torch.exp(cum_BZQH)
@@ -314,6 +314,9 @@ def _pass_states(log_BZH: Tensor, added_BZHPN: Tensor, initial_BHPN: Tensor, end
 
     Blocks of chunks are one matrix product each; blocks follow one another.
     """
+    if added_BZHPN.shape[1] == 1 and ends_BZ is None:  # a few new tokens: no product of matrices is needed
+        kept = torch.exp(log_BZH[:, 0])[..., None, None]
+        return initial_BHPN[:, None], torch.addcmul(added_BZHPN[:, 0], initial_BHPN, kept)
     shape = added_BZHPN.shape[2:]
     state, entering, start = initial_BHPN, [], 0
     # split, not slices: a slice's gradient is a zero tensor of the whole size.
