@@ -17,6 +17,8 @@ import numpy as np
 
 from inference.traces import TraceDraft, TracePlan
 
+_REFERENCE = re.compile(r"\[A(\d+)\]")
+_NO_TRACE = 999_999_999
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _Z = 1.959963984540054  # two-sided 95 % of the normal distribution
@@ -34,6 +36,40 @@ def token_f1(a: str, b: str) -> float:
         return float(tokens_a == tokens_b)
     shared = (Counter(tokens_a) & Counter(tokens_b)).total()
     return 2 * shared / (len(tokens_a) + len(tokens_b))
+
+
+def renumber(
+    written: Sequence[TracePlan | None], gold: Sequence[TracePlan]
+) -> list[tuple[TracePlan | None, TracePlan]]:
+    """(written, gold) plans of the successive turns of one dialogue, written traces numbered as gold ones.
+
+    Trace k of a turn is trace k of the gold turn, whatever number it got: one trace too many in turn 3 must not make
+    all later references wrong. A written trace without a gold one gets a number that no gold trace has, and so does a
+    reference to it.
+    """
+    number: dict[int, int] = {}
+
+    def named(text: str) -> str:
+        return _REFERENCE.sub(lambda m: f"[A{number.get(int(m.group(1)), _NO_TRACE)}]", text)
+
+    pairs: list[tuple[TracePlan | None, TracePlan]] = []
+    for plan, expected in zip(written, gold, strict=True):
+        if plan is None:
+            pairs.append((None, expected))
+            continue
+        ids = [trace.id for trace in expected.traces]
+        number |= {trace.id: ids[i] if i < len(ids) else _NO_TRACE for i, trace in enumerate(plan.traces)}
+        traces = tuple(
+            TraceDraft(
+                number[trace.id],
+                named(trace.sub_question),
+                named(trace.keywords),
+                tuple(number.get(dep, _NO_TRACE) for dep in trace.deps),
+            )
+            for trace in plan.traces
+        )
+        pairs.append((TracePlan(traces), expected))
+    return pairs
 
 
 def plan_exact_match(pred: TracePlan | None, gold: TracePlan) -> bool:

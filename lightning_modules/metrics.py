@@ -17,6 +17,7 @@ from torchmetrics import Metric
 
 from datamodules.packed_data import PlannedTurn
 from inference.generator import Generated, TraceGenerator
+from inference.metrics import renumber
 from inference.traces import TracePlan
 
 Item = TypeVar("Item")
@@ -78,11 +79,11 @@ def write_plans(
 def plan_pairs(
     written: Iterable[Sequence[Generated]], dialogues: Iterable[Sequence[PlannedTurn]]
 ) -> list[PlanPair]:
-    """(plan as written, gold plan) of every turn; None where the written one does not parse."""
+    """(plan as written, gold plan) of every turn, numbered alike; None where the written one does not parse."""
     return [
-        (generated.plan if generated.valid else None, turn.plan)
+        pair
         for plans, turns in zip(written, dialogues, strict=True)
-        for generated, turn in zip(plans, turns, strict=True)
+        for pair in renumber([p.plan if p.valid else None for p in plans], [turn.plan for turn in turns])
     ]
 
 

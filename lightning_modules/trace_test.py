@@ -31,7 +31,7 @@ from inference.generator import Generated, TraceGenerator
 from inference.metrics import aggregate_plan_metrics
 from inference.model import extend_vocabulary, make_policy
 from inference.traces import TraceDraft, TracePlan, linearise
-from lightning_modules.metrics import gather, write_plans
+from lightning_modules.metrics import gather, plan_pairs, write_plans
 from lightning_modules.plots import bins_figure, timings_figure
 from lightning_modules.report import metric_name, print_bins
 from lightning_modules.runs import resolve_start
@@ -176,6 +176,7 @@ def prediction_rows(
     dialogue: HeldOutDialogue, mode: str, written: Sequence[Generated]
 ) -> list[dict[str, Any]]:
     """One row of predictions.jsonl a turn."""
+    pairs = plan_pairs([written], [dialogue.turns])
     return [
         {
             "mode": mode,
@@ -190,7 +191,7 @@ def prediction_rows(
             "valid": plan.valid,
             "error": plan.error,
             "gold": linearise(turn.plan),
-            "_pair": (plan.plan if plan.valid else None, turn.plan),
+            "_pair": pairs[t - 1],
         }
         for t, (turn, plan) in enumerate(zip(dialogue.turns, written, strict=True), start=1)
     ]

@@ -13,6 +13,7 @@ from inference.metrics import (
     keyword_f1,
     normalise_squad,
     plan_exact_match,
+    renumber,
     sub_question_f1,
     token_f1,
     wilson,
@@ -29,6 +30,32 @@ def plan(*rows):
 
 
 GOLD = plan((3, "Who founded [A1]?", "founded [A1]", (1,)), (4, "Where was [A3] born?", "[A3] born", (3, 2)))
+
+
+def test_numbers_are_compared_by_the_trace_they_name() -> None:
+    """One trace too many in the first turn shifts all later numbers, but not what the second turn refers to."""
+    gold = [
+        TracePlan((TraceDraft(1, "Who sang it?", "sang"),)),
+        TracePlan(
+            (TraceDraft(2, "Who knew [A1]?", "knew [A1]", (1,)), TraceDraft(3, "Why [A2]?", "[A2]", (2,)))
+        ),
+    ]
+    written = [
+        TracePlan((TraceDraft(1, "Who sang it?", "sang"), TraceDraft(2, "Who wrote it?", "wrote"))),
+        TracePlan(
+            (TraceDraft(3, "Who knew [A1]?", "knew [A1]", (1,)), TraceDraft(4, "Why [A3]?", "[A3]", (3,)))
+        ),
+    ]
+    (first, _), (second, expected) = renumber(written, gold)
+    assert first is not None and [t.id for t in first.traces] == [1, 999_999_999]
+    assert second == expected == gold[1]
+    extra = TracePlan((TraceDraft(3, "Who knew [A2]?", "knew [A2]", (2,)), written[1].traces[1]))
+    (_, _), (second, _) = renumber([written[0], extra], gold)  # it means the trace that should not be there
+    assert second is not None and second.traces[0].deps == (999_999_999,)
+    assert second.traces[0].sub_question == "Who knew [A999999999]?"
+    assert renumber([None, gold[1]], gold)[0] == (None, gold[0])
+    (_, _), (second, _) = renumber([None, gold[1]], gold)  # nothing was written that [A1] could name
+    assert second is not None and second.traces[0].deps == (999_999_999,)
 
 
 def test_normalise_squad():
