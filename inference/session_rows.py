@@ -74,6 +74,15 @@ def read_state(db: Connection, row: Row[Any], turn: int, where: str) -> StoredSt
     return StoredState(found.number, blob, found.sha256)
 
 
+def is_stored(db: Connection, row: Row[Any], number: int, record: str, blob: bytes) -> bool:
+    """Whether exactly this turn and this state are there."""
+    stored = [
+        db.scalar(select(table.c.sha256).where(table.c.session_id == row.id, table.c.number == number))
+        for table in (turns_table, states_table)
+    ]
+    return stored == [sha256(record.encode()), sha256(blob)]
+
+
 def write_turn(db: Connection, row: Row[Any], number: int, record: str) -> None:
     values = {"session_id": row.id, "number": number, "created": timestamp(), "record": record}
     db.execute(insert(turns_table).values(**values, sha256=sha256(record.encode())))

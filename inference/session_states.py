@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 STATE_BUDGET = 256 * 2**20
-"""Bytes of states per session. A state of mamba2-tiny takes well under 1 MB, one of Mamba-2 2.7B takes 173 MB."""
+"""Bytes of states per session. A state of mamba2-tiny takes 0.56 MB, one of Mamba-2 2.7B 172 MB."""
 
 
 def surplus_states(sizes: Mapping[int, int], budget: int = STATE_BUDGET) -> list[int]:

@@ -149,6 +149,9 @@ class SessionStore:
     def append_turn(self, lease: Lease, turn: Turn, state: bytes) -> None:
         """Store the next turn and the state after it. When this returns, both are on disk; when it raises, neither.
 
+        The one exception: a server's connection that breaks during the commit leaves open which. So the same call may
+        be made again after any StoreError; a turn that is there already is not stored twice.
+
         Raises:
             SessionChanged: the lease was lost, or `turn.number` does not follow the last stored turn.
             ValueError: a record that is not JSON.
@@ -156,6 +159,8 @@ class SessionStore:
         record = turn.to_record()
         with self._transaction(write=True) as db:
             row = self._held(db, lease)
+            if turn.number == row.turns and rows.is_stored(db, row, turn.number, record, state):
+                return
             if turn.number != row.turns + 1:
                 raise SessionChanged(
                     f"turn {turn.number} does not follow: {self._named(row.name)} ends with turn {row.turns}. "

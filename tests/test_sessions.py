@@ -109,6 +109,17 @@ def test_a_turn_out_of_order_is_refused_and_nothing_is_stored(store):
     assert store.load("alice").info.turns == 3
 
 
+def test_the_same_call_again_stores_nothing_twice(store):
+    """As after a server's connection that broke during the commit."""
+    lease = fill(store)
+    before = store.load("alice")
+    store.append_turn(lease, turn_of(3), state_of(3, 1000))
+    assert store.load("alice") == before
+    for turn, state in ((Turn(3, "q", "a"), state_of(3, 1000)), (turn_of(3), b"other")):
+        with pytest.raises(SessionChanged, match="turn 3 does not follow"):
+            store.append_turn(lease, turn, state)
+
+
 def test_a_record_that_is_no_json_is_refused_before_anything_is_written(store):
     lease = fill(store)
     for bad in ({1, 2}, float("nan"), b"x"):
