@@ -21,6 +21,15 @@ _HOME = {
     "TraceGenerator": "generator",
     "Generated": "generator",
     "load_model": "model",
+    "SessionStore": "sessions",
+    "SessionBusy": "sessions",
+    "SessionChanged": "sessions",
+    "SessionInfo": "sessions",
+    "StoreError": "sessions",
+    "Turn": "sessions",
+    "dump_state": "state_blob",
+    "load_state": "state_blob",
+    "state_hash": "state_blob",
 }
 
 __all__ = sorted(_HOME)
