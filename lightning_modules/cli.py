@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's calls, not ours
 
-import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -37,7 +36,6 @@ from callbacks.progress import TrainingProgress
 from callbacks.rng import RngState
 from callbacks.run_record import RunRecord, read_metrics
 from callbacks.throughput import GradientNorm, Throughput
-from lightning_modules.allocator import keep_freed_memory
 from lightning_modules.messages import check_yaml, explain
 from lightning_modules.report import print_report
 from lightning_modules.runs import check_checkpoint, claim, run_directory
@@ -296,8 +294,6 @@ def users_mistake(error: BaseException | None) -> str | None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; 0, or 2 after a message about the user's mistake."""
     quiet()
-    if not torch.cuda.is_available():
-        keep_freed_memory()
     try:
         TraceCLI(args)
     except Exception as error:

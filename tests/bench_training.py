@@ -33,7 +33,6 @@ from datamodules.world import default_world
 from inference.exports import ASSETS, load_tokens
 from inference.model import TraceMambaConfig, TraceMambaForCausalLM, mamba
 from inference.model.vocabulary import padded_size
-from lightning_modules.allocator import keep_freed_memory
 from lightning_modules.cli import CONFIGS
 from lightning_modules.losses import token_nll
 
@@ -133,13 +132,7 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="print where the time goes instead of comparing"
     )
-    parser.add_argument(
-        "--allocator", choices=("kept", "glibc"), default="kept",
-        help="keep freed memory, for both sides, as the command line of training does, or leave glibc as it is",
-    )  # fmt: skip
     options = parser.parse_args()
-    if options.allocator == "kept":
-        keep_freed_memory()
     torch.set_num_threads(options.threads)
     mamba.CPU_CHUNK = options.chunk
     hf_logging.set_verbosity_error()
