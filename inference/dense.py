@@ -42,7 +42,7 @@ class Options:
     """
 
     type: str = "auto"
-    shard_rows: int = 4096
+    shard_rows: int = 2048
     links: int = 32
     ef_construction: int = 200
     ef_search: int = 128

@@ -366,7 +366,7 @@ class _Library:
         if max_length is not None:
             self.model.max_seq_length = max_length
         self.max_length: int = self.model.max_seq_length or 512
-        self.dim: int = self.model.get_sentence_embedding_dimension() or 0
+        self.dim: int = self.model.get_embedding_dimension() or 0
 
     def embed(self, texts: list[str]) -> torch.Tensor:
         return self.model.encode(

@@ -28,7 +28,7 @@ from inference.index_manifest import STORE, Manifest, write_manifest
 from inference.progress import progress
 from inference.retrieval import Hit, check_k
 
-FILE = "milvus.db"
+FILE, BEGUN = "milvus.db", "milvus.begun"  # the latter while a build is under way: what the collection is for
 MAX_BYTES, MAX_SOURCE_BYTES, MAX_K = 65_535, 1_024, 16_384  # Milvus's own limits
 INSTALL = "pip install -c constraints.txt 'trace-memory[milvus]'"
 _FIELDS = ["id", "title", "text", "source_id"]
@@ -72,9 +72,11 @@ def build(
     client = _connect(directory, options.uri)
     try:
         with _failures(options.uri):
+            begun = directory / BEGUN  # Milvus Lite forgets a collection's description when it is closed
             if not client.has_collection(name):
+                begun.write_text(mark, encoding="utf-8")
                 _create(client, options, mark, identity.dim)
-            elif client.describe_collection(name).get("description") != mark:
+            elif not begun.is_file() or begun.read_text(encoding="utf-8") != mark:
                 raise ValueError(
                     f"collection '{name}' at {options.uri or FILE} holds something else; name another collection"
                 )
@@ -97,6 +99,7 @@ def build(
         index=asdict(options),
     )
     write_manifest(directory, manifest)
+    begun.unlink(missing_ok=True)
     store.close()
     (directory / STORE).unlink()  # the collection has it all
 

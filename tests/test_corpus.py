@@ -85,7 +85,7 @@ def test_one_own_id_with_two_texts_is_an_error_and_nothing_is_added(tmp_path, fi
     assert len(store) == 1 and store.digest == digest
     assert store.find(paragraph_id("T", "new")) is None
     with pytest.raises(
-        ValueError, match="^line 9: id 'c' has another"
+        ValueError, match=r"^line 9: id 'c' has another"
     ):  # a known text under an id that is taken
         store.extend([("line 8", Paragraph("T", "new", "c")), ("line 9", Paragraph("T", "x", "c"))])
 
@@ -94,7 +94,7 @@ def test_two_paragraphs_with_one_id_by_accident_are_told_apart(tmp_path, monkeyp
     monkeypatch.setattr(module, "paragraph_id", lambda title, text: "p_000000000000")
     store = store_of(tmp_path, Paragraph("One", "x"))
     with pytest.raises(
-        ValueError, match="line 2: 'Two' and 'One' have the same id p_000000000000 by accident"
+        ValueError, match=r"line 2: 'Two' and 'One' have the same id p_000000000000 by accident"
     ):
         store.extend([("line 2", Paragraph("Two", "y"))])
 
@@ -103,7 +103,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
     store = store_of(tmp_path, Paragraph("T", "x", "a"))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite then says what it says of a full disk
-    with pytest.raises(OSError, match="cannot be written .*full.*nothing was added"):
+    with pytest.raises(OSError, match=r"cannot be written .*full.*nothing was added"):
         store.extend(("here", Paragraph(f"T{n}", "y" * 5000)) for n in range(50))
     assert len(store) == 1 and store.get([paragraph_id("T", "x")]) == [Paragraph("T", "x", "a")]
     store._db.execute("PRAGMA max_page_count = 100000")
@@ -114,7 +114,7 @@ def test_two_processes_never_share_a_row(tmp_path):
     mine = store_of(tmp_path, Paragraph("T", "x"))
     theirs = ParagraphStore(mine.path)
     theirs.extend([("here", Paragraph("T", "theirs"))])
-    with pytest.raises(ValueError, match="another process has added to it"):
+    with pytest.raises(ValueError, match=r"another process has added to it"):
         mine.extend([("here", Paragraph("T", "mine"))])
     assert [p.text for p in ParagraphStore(mine.path).read(0, 9)] == ["x", "theirs"]
 
@@ -135,7 +135,7 @@ def test_a_limit_hides_what_an_unfinished_addition_left(tmp_path):
 def test_an_id_that_is_none_is_named(tmp_path):
     store = store_of(tmp_path, Paragraph("T", "x"))
     for one in ("p_nothing", "\ud800", ""):
-        with pytest.raises(ValueError, match="is not in"):
+        with pytest.raises(ValueError, match=r"is not in"):
             store.rows([one])
 
 
@@ -143,9 +143,9 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"p\.sqlite: missing"):
         ParagraphStore(tmp_path / "p.sqlite")
     (tmp_path / "p.sqlite").write_text("not a database, but long enough to be looked at " * 40)
-    with pytest.raises(ValueError, match="holds no paragraphs"):
+    with pytest.raises(ValueError, match=r"holds no paragraphs"):
         ParagraphStore(tmp_path / "p.sqlite")
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match=r"no such file"):
         list(read_corpus(tmp_path / "none.jsonl"))
 
 

@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 
 from inference.corpus import Paragraph
 from inference.encoders import METRIC, EncoderIdentity, paragraph_text
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *ascii_lowercase, *(f"##{c}" for c in ascii_lowercase),
          "king", "norway", "river", "the", "of", "was", "title", "##s"]  # fmt: skip
 
 
