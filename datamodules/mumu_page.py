@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from datamodules.mumu_model import STAGE_OF, Dialogue, Turn, load_dialogues
-from datamodules.musique import Paragraph, field, read_jsonl
+from datamodules.musique import Paragraph
 from inference.dag_page import Page, PageParagraph, PageTrace, PageTurn, render
+from inference.jsonl import field, read_jsonl
 
 OPERATOR_NAMES = {
     "ORIG": "original",

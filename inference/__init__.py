@@ -1,4 +1,4 @@
-"""The runtime of trace memory: trace plans, their tokenizer and grammar, the generator, and the models.
+"""The runtime of trace memory: trace plans, their tokenizer and grammar, the generator, retrieval, and the models.
 
 Importing this package loads nothing heavy (no torch, transformers or lightning): a public name is imported from
 its module on first use.
@@ -30,6 +30,15 @@ _HOME = {
     "dump_state": "state_blob",
     "load_state": "state_blob",
     "state_hash": "state_blob",
+    "Paragraph": "corpus",
+    "read_corpus": "corpus",
+    "Encoder": "encoders",
+    "load_encoder": "encoders",
+    "Hit": "retrieval",
+    "Retriever": "retrieval",
+    "build_index": "retrieval",
+    "open_index": "retrieval",
+    "Reranker": "rerank",
 }
 
 __all__ = sorted(_HOME)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.musique import clean_text, load_graphs, normalise, paragraph_id, references, tidy
+from datamodules.musique import clean_text, load_graphs, normalise, references, tidy
+from inference.corpus import paragraph_id
 from tests.mumu_sources import records, write
 
 
@@ -37,11 +37,6 @@ def test_every_shape_is_parsed_to_its_edges(tmp_path):
         assert [node.refs for node in graph.nodes] == edges[graph.shape]
         assert graph.answer == graph.nodes[graph.final].answer
         assert all(n.pid == paragraph_id(n.title, f"Fact {n.sid}: {n.answer}.") for n in graph.nodes)
-
-
-def test_paragraph_id_is_the_documented_hash():
-    assert paragraph_id("Title", "text") == "p_" + hashlib.sha1(b"Title\x1ftext").hexdigest()[:12]
-    assert paragraph_id("T", "itletext") != paragraph_id("Title", "text")
 
 
 @pytest.mark.parametrize(
