@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,7 +79,8 @@ def build(
                 _create(client, options, mark, identity.dim)
             elif not begun.is_file() or begun.read_text(encoding="utf-8") != mark:
                 raise ValueError(
-                    f"collection '{name}' at {options.uri or FILE} holds something else; name another collection"
+                    f"collection '{name}' at {options.uri or FILE} holds something else; name another collection "
+                    "or drop that one (nothing on a server is dropped from here)"
                 )
             client.load_collection(name)
             done, total = _count(client, name), len(store)
@@ -106,6 +108,12 @@ def build(
 
 def load(directory: Path, manifest: Manifest, encoder: Encoder, mmap: bool) -> MilvusRetriever:
     return MilvusRetriever(directory, manifest, encoder)
+
+
+def release(directory: Path) -> None:
+    """End the Milvus Lite server of a directory that is about to go: it outlives its clients, in this process."""
+    if (manager := sys.modules.get("milvus_lite.server_manager")) is not None:
+        manager.server_manager_instance.release_server(str(directory / FILE))
 
 
 class MilvusRetriever:

@@ -50,7 +50,7 @@ class Reranker:
             )
         self.name, self.keep, self.batch_size = Path(directory).name, keep, batch_size
         # A longer text is never seen; cut here, it costs the tokenizer no time.
-        self._characters = 64 * (max_length or self._model.max_length or 512)
+        self._characters = 64 * (max_length or self._model.max_seq_length or 512)
         self._lock = threading.Lock()
 
     def rerank(self, query: str, paragraphs: Sequence[Paragraph]) -> list[Hit]:

@@ -41,8 +41,8 @@ _OWN = (
     "vectors",
     "index*.faiss*",
     "bm25*",
-    "milvus.db*",
-    ".milvus.db*",
+    "milvus.*",
+    ".milvus.*",
 )
 
 
@@ -221,6 +221,8 @@ def _prepare(out: Path, plan: dict[str, Any], overwrite: bool) -> None:
 def _remove(out: Path) -> None:
     """Empty an index directory, the manifest first: without it it is none."""
     (out / MANIFEST).unlink(missing_ok=True)
+    if any(out.glob("milvus.*")):
+        _kind("milvus").release(out)
     for entry in [entry for own in _OWN for entry in out.glob(own)]:
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 

@@ -84,6 +84,18 @@ def test_a_build_that_broke_off_goes_on(tmp_path):
     )
 
 
+def test_a_build_that_broke_off_can_be_replaced(tmp_path):
+    def stop(call: int) -> None:
+        if call == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "i", encoder=WordEncoder(before=stop))
+    retriever = build(tmp_path / "i", PARAGRAPHS[:9], overwrite=True)
+    assert len(retriever) == 9
+    retriever.close()
+
+
 def test_what_does_not_fit_is_refused(tmp_path, retriever):
     retriever.close()
     with pytest.raises(ValueError, match=r"built with another encoder"):
